@@ -1,0 +1,30 @@
+# `make run` and `make test` each work alone on a fresh machine: they make the environment they need.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: run test lint setup clean
+
+run: $(READY)
+	$(BIN)/fedmrl compare quickstart --methods fedmrl,standalone,fedproto
+
+test: $(READY)
+	$(BIN)/python -m pytest -n 2 --cov --cov-report=term-missing
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "fedmrl needs Python 3.11 or newer; name one with: make PYTHON=python3.12" >&2; exit 1; }
+	@echo "Setting up $(VENV) (a few minutes the first time) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

@@ -1,0 +1,310 @@
+"""Recipes: complete configurations as TOML, read, changed by `key=value`, checked, and written down resolved."""
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, Field, ValidationError, field_validator
+
+from fedmrl.data.partition import PartitionTable
+from fedmrl.data.sources import DataTable
+from fedmrl.errors import UserError
+from fedmrl.methods import METHODS, Method
+from fedmrl.methods.fedmrl import FedMRL
+from fedmrl.models import CNN, CNNS
+from fedmrl.training import Table, Training
+
+ModelName = Literal["cnn-1", "cnn-2", "cnn-3", "cnn-4", "cnn-5"]
+
+
+class ModelsTable(Table):
+    """The recipe's `[models]` table."""
+
+    local: Literal["heterogeneous", "homogeneous"] | Annotated[list[ModelName | CNN], Field(min_length=1)] = Field(
+        "heterogeneous",
+        description="heterogeneous: client k has CNN-(k mod 5 + 1); homogeneous: all CNN-1; or a list, dealt in turn",
+    )
+    small: Literal["auto"] | ModelName | CNN = Field(
+        "auto", description="the model that all clients share; auto: the smallest of the local ones"
+    )
+
+    def of_clients(self, clients: int) -> list[CNN]:
+        """The local model of each client."""
+        if self.local == "heterogeneous":
+            kinds = list(CNNS.values())
+        elif self.local == "homogeneous":
+            kinds = [CNNS["cnn-1"]]
+        else:
+            kinds = [_model(model) for model in self.local]
+        return [kinds[client % len(kinds)] for client in range(clients)]
+
+    def shared(self, locals_: Sequence[CNN]) -> CNN:
+        """The model that all clients share; `locals_` are those that clients have."""
+        if self.small == "auto":
+            return min(locals_, key=lambda cnn: sum(p.numel() for p in cnn.build((3, 32, 32), 10).parameters()))
+        return _model(self.small)
+
+
+def _model(model: str | CNN) -> CNN:
+    return CNNS[model] if isinstance(model, str) else model
+
+
+class EvaluationTable(Table):
+    """The recipe's `[evaluation]` table."""
+
+    every: Annotated[int, Field(ge=1)] = Field(10, description="rounds between evaluations of all clients")
+    mode: str | None = Field(None, description="how to predict, if not the method's default (see 'fedmrl methods')")
+    targets: list[Annotated[float, Field(gt=0, le=1)]] = Field(
+        [0.5, 0.9], description="accuracies for which rounds, parameters and FLOPs to reach them are counted"
+    )
+
+
+class Recipe(Table):
+    """A run, whole: who has what, and what is done with it."""
+
+    seed: Annotated[int, Field(ge=0)] = Field(0, description="everything random follows from it")
+    rounds: Annotated[int, Field(ge=1)] = Field(100, description="how many rounds are trained")
+    clients: Annotated[int, Field(ge=1)] = Field(10, description="how many clients there are")
+    participation: Annotated[float, Field(gt=0, le=1)] | str = Field(
+        1.0, description="the share of clients in a round, or a JSON file that lists the clients of each round"
+    )
+    data: DataTable = DataTable()
+    partition: PartitionTable = PartitionTable()
+    models: ModelsTable = ModelsTable()
+    method: Method = FedMRL()
+    training: Training = Training()
+    evaluation: EvaluationTable = EvaluationTable()
+
+    @field_validator("participation", mode="before")
+    @classmethod
+    def _no_bool(cls, value: Any) -> Any:
+        return "" if isinstance(value, bool) else value
+
+    def resolved(self) -> dict[str, Any]:
+        """All of it as plain data, defaults written out; what is not set is left out."""
+        plain = self.model_dump(exclude={"method"}, exclude_none=True, mode="json")
+        plain["method"] = {"name": self.method.name, **self.method.model_dump(exclude_none=True, mode="json")}
+        return plain
+
+    def to_toml(self) -> str:
+        """The resolved recipe as a file that `fedmrl run` takes."""
+        return tomli_w.dumps(self.resolved())
+
+    def with_method(self, name: str, changes: Mapping[str, Any]) -> "Recipe":
+        """The same setting with another method, or with other fields of the same one."""
+        fields = self.method.model_dump() if name == self.method.name else {}
+        method = _parse_method({"name": name, **fields, **changes}, source=f"method {name}")
+        return self.model_copy(update={"method": method})
+
+
+@dataclass(frozen=True)
+class NamedRecipe:
+    """A recipe with the name it goes by."""
+
+    name: str
+    recipe: Recipe
+
+
+def load_recipe(recipe: str | Path, settings: Mapping[str, Any] | Iterable[str] = ()) -> Recipe:
+    """The recipe of that name or file, with keys changed by their paths.
+
+    >>> load_recipe("quickstart", {"rounds": 3, "method.d1": 20}).method.d1
+    20
+    """
+    return load_named(recipe, settings).recipe
+
+
+def load_named(recipe: str | Path, settings: Mapping[str, Any] | Iterable[str] = ()) -> NamedRecipe:
+    """The same, with the recipe's name. A folder of a run stands for the recipe in it."""
+    path, name = _find(recipe)
+    plain = _read(path)
+    for key, value in _pairs(settings):
+        _set(plain, key, value)
+    return NamedRecipe(name, parse_recipe(plain, source=str(recipe)))
+
+
+def known_recipes() -> dict[str, str]:
+    """The recipes that come with fedmrl, by name, each with what it says of itself."""
+    root = _packaged()
+    return {
+        path.relative_to(root).with_suffix("").as_posix(): path.read_text().splitlines()[0].lstrip("# ")
+        for path in sorted(root.rglob("*.toml"))
+    }
+
+
+def _packaged() -> Path:
+    return Path(str(files("fedmrl"))) / "recipes"
+
+
+def _find(recipe: str | Path) -> tuple[Path, str]:
+    path = Path(recipe).expanduser()
+    if path.is_dir():
+        if not (path / "config.toml").is_file():
+            raise UserError(f"{path} is a folder without a run's config.toml; name a recipe, a TOML file or a run's folder")
+        return path / "config.toml", path.name
+    if path.suffix == ".toml" or path.is_file():
+        return path, path.stem
+    if str(recipe) in known_recipes():
+        return _packaged() / f"{recipe}.toml", str(recipe)
+    near = difflib.get_close_matches(str(recipe), known_recipes(), n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise UserError(f"there is no recipe {str(recipe)!r}; {hint}'fedmrl recipes' lists them, or name a TOML file")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        plain = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not TOML: it is not text") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path} is not TOML: {error}") from error
+    # A file that a recipe names lies beside the recipe, wherever that is run from.
+    for table, key in (("data", "dir"), ("data", "file"), ("partition", "file"), (None, "participation")):
+        within = plain if table is None else plain.get(table)
+        if isinstance(within, dict) and isinstance(within.get(key), str):
+            within[key] = str(path.parent.absolute() / Path(within[key]).expanduser())
+    return plain
+
+
+def _pairs(settings: Mapping[str, Any] | Iterable[str]) -> Iterator[tuple[str, Any]]:
+    if isinstance(settings, Mapping):
+        yield from settings.items()
+        return
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key.strip():
+            raise UserError(f"--set {setting}: expected key=value, as in --set training.lr=0.05")
+        yield key.strip(), parse_value(text.strip())
+
+
+def parse_value(text: str) -> Any:
+    """A value as TOML writes it; text that is not TOML stands for itself.
+
+    >>> parse_value("0.5"), parse_value("[1, 2]"), parse_value("cifar10")
+    (0.5, [1, 2], 'cifar10')
+    """
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _set(plain: dict[str, Any], key: str, value: Any) -> None:
+    *tables, last = key.split(".")
+    within = plain
+    for table in tables:
+        within = within.setdefault(table, {})
+        if not isinstance(within, dict):
+            raise UserError(f"--set {key}: {table} is a value, not a table")
+    if key == "method.name" and within.get("name") != value:
+        within.clear()  # the recipe's other fields belong to the method that it names
+    within[last] = value
+
+
+def parse_recipe(plain: Mapping[str, Any], source: str) -> Recipe:
+    """A recipe from plain data, checked; `source` is named in errors."""
+    rest = dict(plain)
+    method = _parse_method(rest.pop("method", {"name": FedMRL.name}), source)
+    try:
+        recipe = Recipe.model_validate(rest)
+    except ValidationError as error:
+        raise UserError(_sentence(error, rest, source, type(method))) from error
+    mode = recipe.evaluation.mode
+    if mode is not None and mode not in method.modes:
+        raise UserError(
+            f"{source}: evaluation.mode is {mode!r}, which {method.name} does not have as it is set; choose "
+            f"{_choices(method.modes)}"
+        )
+    return recipe.model_copy(update={"method": method})
+
+
+def _parse_method(table: Any, source: str) -> Method:
+    if not isinstance(table, dict):
+        raise UserError(f"{source}: method is {table!r}; it must be a table with a name")
+    fields = dict(table)
+    name = fields.pop("name", FedMRL.name)
+    if not isinstance(name, str) or name not in METHODS:
+        near = difflib.get_close_matches(str(name).lower(), METHODS, n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; choose {_choices(METHODS)}"
+        raise UserError(f"{source}: method.name is {name!r}, which is no method{hint}")
+    try:
+        return METHODS[name].model_validate(fields)
+    except ValidationError as error:
+        raise UserError(_sentence(error, fields, source, METHODS[name], prefix="method.")) from error
+
+
+def known_keys(method: type[Method]) -> dict[str, Any]:
+    """Every key that a recipe with this method may have, by its path, with its field."""
+
+    def walk(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, Any]]:
+        for name, field in model.model_fields.items():
+            if name == "method":
+                continue
+            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+                yield from walk(field.annotation, f"{prefix}{name}.")
+            else:
+                yield f"{prefix}{name}", field
+
+    return {**dict(walk(Recipe, "")), "method.name": None, **dict(walk(method, "method."))}
+
+
+def _sentence(
+    error: ValidationError, plain: Mapping[str, Any], source: str, method: type[Method], prefix: str = ""
+) -> str:
+    """The first thing wrong, as what, where, and what to do."""
+    problem = error.errors()[0]
+    key, value = _where(problem["loc"], plain)
+    context = problem.get("ctx", {})
+    key = f"{prefix}{key}"
+    match problem["type"]:
+        case "extra_forbidden":
+            return f"{source}: there is no key {key}{_nearest(key, method)}"
+        case "value_error":
+            where = key.rstrip(".")
+            return f"{source}: {where}{': ' if where else ''}{context['error']}"
+        case "literal_error":
+            wanted = f"choose {context['expected'].replace(' or ', ', ')}"
+        case "greater_than":
+            wanted = f"it must be above {context['gt']:g}"
+        case "greater_than_equal":
+            wanted = f"it must be at least {context['ge']:g}"
+        case "less_than":
+            wanted = f"it must be below {context['lt']:g}"
+        case "less_than_equal":
+            wanted = f"it must be at most {context['le']:g}"
+        case _:
+            message = problem["msg"].removeprefix("Input ").removeprefix("Value error, ")
+            wanted = f"it {message}" if message.startswith("should") else message
+    return f"{source}: {key} is {value!r}; {wanted}"
+
+
+def _where(loc: Sequence[int | str], plain: Any) -> tuple[str, Any]:
+    """The path of a problem as the user wrote it, and the value there: pydantic also names the branch of a union."""
+    path, value = "", plain
+    for step in loc:
+        if isinstance(value, Mapping) and step in value:
+            path, value = (f"{path}.{step}" if path else str(step)), value[step]
+        elif isinstance(value, list) and isinstance(step, int) and step < len(value):
+            path, value = f"{path}[{step}]", value[step]
+    return path, value
+
+
+def _nearest(key: str, method: type[Method]) -> str:
+    known = known_keys(method)
+    last = key.rpartition(".")[2]
+    same = [path for path in known if path.rpartition(".")[2] == last]
+    near = same or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    near = near or [p for p in known if difflib.get_close_matches(last, [p.rpartition(".")[2]])]
+    return f"; did you mean {near[0]}?" if near else "; see docs/recipes.md for the keys there are"
+
+
+def _choices(names: Iterable[str]) -> str:
+    *some, last = names
+    return f"{', '.join(some)} or {last}" if some else last

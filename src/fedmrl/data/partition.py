@@ -1,0 +1,246 @@
+"""Which client has which samples: by class, Dirichlet, IID or as given; then each client's own train and test set."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from fedmrl.data.sources import Dataset
+from fedmrl.errors import UserError
+from fedmrl.randomness import generator
+from fedmrl.training import Table
+
+Indices = NDArray[np.int64]
+
+
+class PartitionTable(Table):
+    """The recipe's `[partition]` table."""
+
+    kind: Literal["class", "dirichlet", "iid", "given"] = Field("class", description="how samples are dealt to clients")
+    classes_per_client: Annotated[int, Field(ge=1)] = Field(2, description="class: how many classes each client has")
+    shares: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]] = Field(
+        (0.4, 0.6), description="class: a class goes to its clients in shares drawn from this range, normalised"
+    )
+    alpha: Annotated[float, Field(gt=0)] = Field(0.5, description="dirichlet: smaller is more uneven")
+    min_samples: Annotated[int, Field(ge=2)] = Field(10, description="dirichlet: drawn again until every client has these")
+    tries: Annotated[int, Field(ge=1)] = Field(100, description="dirichlet: how often it is drawn before giving up")
+    file: str | None = Field(None, description="given: a JSON of each client's sample numbers, or a run's split.json")
+    test: Literal["split", "official"] = Field(
+        "split", description="each client's data is cut in train and test, or the official test set is dealt alike"
+    )
+    test_share: Annotated[float, Field(gt=0, lt=1)] = Field(0.2, description="split: the part of a client's data to test on")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.shares[0] > self.shares[1]:
+            raise ValueError(f"shares is {list(self.shares)}; its first value must not be above its second")
+        if self.kind == "given" and self.file is None:
+            raise ValueError("kind is 'given', so file must name a JSON of each client's sample numbers")
+        return self
+
+
+@dataclass(frozen=True)
+class ClientSplit:
+    """The samples of one client, as positions in the dataset."""
+
+    train: Indices
+    test: Indices
+
+
+def partition(table: PartitionTable, data: Dataset, clients: int, seed: int) -> list[ClientSplit]:
+    """Every client's samples."""
+    if table.kind == "given":
+        return _given(table, data, clients, seed)
+    pool = data.official_train if table.test == "official" else len(data.y)
+    if table.test == "official" and pool == len(data.y):
+        raise UserError(f"partition.test is 'official', and {data.name} has no official test set; use 'split'")
+    if clients > pool:
+        raise UserError(f"clients is {clients}, more than the {pool} samples of {data.name}; choose fewer")
+    shares = _SHARES[table.kind](table, data, pool, clients, seed)
+    dealt = deal(data.y[:pool], shares, generator(seed, "deal"))
+    if table.test == "official":
+        tests = deal(data.y[pool:], shares, generator(seed, "deal-test"))
+        splits = [ClientSplit(train, test + pool) for train, test in zip(dealt, tests, strict=True)]
+    else:
+        splits = [train_test(own, data.y, table.test_share, seed, k) for k, own in enumerate(dealt)]
+    _check_enough(splits)
+    return splits
+
+
+def deal(y: Indices, shares: NDArray[np.float64], rng: np.random.Generator) -> list[Indices]:
+    """Cut each class at its clients' rounded cumulative shares: every sample goes to one client, none is left over.
+
+    `shares` has a row for each class and a column for each client; a row adds up to 1.
+    """
+    dealt: list[list[Indices]] = [[] for _ in range(shares.shape[1])]
+    for label, row in enumerate(shares):
+        members = rng.permutation(np.flatnonzero(y == label))
+        ends = np.round(np.cumsum(row) * len(members)).astype(np.int64)
+        ends[-1] = len(members)
+        for client, part in enumerate(np.split(members, ends[:-1])):
+            dealt[client].append(part)
+    return [np.sort(np.concatenate(parts)) for parts in dealt]
+
+
+def _class_shares(table: PartitionTable, data: Dataset, pool: int, clients: int, seed: int) -> NDArray[np.float64]:
+    classes, each = len(data.classes), table.classes_per_client
+    if each > classes:
+        raise UserError(f"partition.classes_per_client is {each}, and {data.name} has {classes} classes; choose 1 to {classes}")
+    if each * clients < classes:
+        raise UserError(
+            f"partition.classes_per_client × clients is {each} × {clients} = {each * clients}, less than the {classes} "
+            f"classes of {data.name}, so some class would have no client; raise one of them"
+        )
+    rng = generator(seed, "partition")
+    holds = class_holders(classes, clients, each, rng)
+    shares = np.where(holds, rng.uniform(*table.shares, size=holds.shape), 0.0)
+    shares /= shares.sum(axis=1, keepdims=True)
+    counts = np.bincount(data.y[:pool], minlength=classes)
+    # Rounding must leave every holder at least one sample of the class.
+    for label in np.flatnonzero((np.where(holds, shares, 1.0) * counts[:, None]).min(axis=1) < 1):
+        raise UserError(
+            f"class {data.classes[label]!r} has {counts[label]} samples for {holds[label].sum()} clients, too few to give each "
+            "of them one; choose fewer clients or fewer classes for each"
+        )
+    return shares
+
+
+def class_holders(classes: int, clients: int, each: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """Who has which class: a client draws its classes one by one among those with the fewest holders so far.
+
+    >>> class_holders(10, 5, 4, generator(0, "doc")).sum(axis=0)
+    array([4, 4, 4, 4, 4])
+    """
+    holds = np.zeros((classes, clients), dtype=bool)
+    for client in range(clients):
+        for _ in range(each):
+            free = np.flatnonzero(~holds[:, client])
+            holders = holds[free].sum(axis=1)
+            holds[rng.choice(free[holders == holders.min()]), client] = True
+    return holds
+
+
+def _dirichlet_shares(table: PartitionTable, data: Dataset, pool: int, clients: int, seed: int) -> NDArray[np.float64]:
+    """Class by class, Dirichlet shares over the clients that do not have their even part of all samples yet."""
+    rng = generator(seed, "partition")
+    counts = np.bincount(data.y[:pool], minlength=len(data.classes))
+    if table.min_samples * clients > pool:
+        raise UserError(
+            f"partition.min_samples × clients is {table.min_samples} × {clients} = {table.min_samples * clients}, more than "
+            f"the {pool} samples of {data.name}; lower one of them"
+        )
+    for _ in range(table.tries):
+        has = np.zeros(clients)
+        shares = np.zeros((len(counts), clients))
+        for label in range(len(counts)):
+            shares[label] = _one_class(table, rng, has < pool / clients)
+            has += np.diff(np.round(np.cumsum(shares[label]) * counts[label]), prepend=0)
+        if has.min() >= table.min_samples:
+            return shares
+    raise UserError(
+        f"a Dirichlet split with partition.alpha = {table.alpha} gave some client fewer than {table.min_samples} samples in each "
+        f"of {table.tries} tries; raise alpha, or lower partition.min_samples or clients"
+    )
+
+
+def _one_class(table: PartitionTable, rng: np.random.Generator, open_: NDArray[np.bool_]) -> NDArray[np.float64]:
+    for _ in range(table.tries):
+        row: NDArray[np.float64] = rng.dirichlet(np.full(len(open_), table.alpha)) * open_
+        if row.sum() > 0:
+            return row / row.sum()
+    # With a tiny α a draw is a single one, again and again on a client that is full.
+    raise UserError(
+        f"partition.alpha = {table.alpha} is too small: {table.tries} draws in a row went to clients that have enough already; "
+        "raise it"
+    )
+
+
+def _iid_shares(table: PartitionTable, data: Dataset, pool: int, clients: int, seed: int) -> NDArray[np.float64]:
+    """Nobody's share differs; who gets the samples left over by rounding is drawn for each class."""
+    rng = generator(seed, "partition")
+    counts = np.bincount(data.y[:pool], minlength=len(data.classes))
+    dealt = np.tile(counts[:, None] // clients, (1, clients)).astype(np.float64)
+    turn, order = 0, rng.permutation(clients)
+    for label, count in enumerate(counts):
+        for _ in range(int(count) % clients):
+            dealt[label, order[turn % clients]] += 1
+            turn += 1
+    return dealt / np.maximum(counts, 1)[:, None]
+
+
+_SHARES = {"class": _class_shares, "dirichlet": _dirichlet_shares, "iid": _iid_shares}
+
+
+def train_test(own: Indices, y: Indices, share: float, seed: int, client: int) -> ClientSplit:
+    """Cut one client's samples in two, class by class; every class keeps a training sample, and there is a test sample."""
+    rng = generator(seed, "train-test", client)
+    members = [rng.permutation(own[y[own] == label]) for label in np.unique(y[own])]
+    sizes = np.array([len(part) for part in members])
+    quota = share * sizes
+    tests = np.minimum(np.floor(quota).astype(np.int64), sizes - 1)
+    wanted = max(1, round(share * len(own)))
+    while tests.sum() < wanted and (tests < sizes - 1).any():
+        tests[np.argmax(np.where(tests < sizes - 1, quota - tests, -np.inf))] += 1
+    if not tests.sum() and len(own) > 1:  # one sample of each class: one class must do without training
+        tests[rng.integers(len(tests))] = 1
+    test = np.concatenate([part[:n] for part, n in zip(members, tests, strict=True)] or [own[:0]])
+    train = np.concatenate([part[n:] for part, n in zip(members, tests, strict=True)] or [own[:0]])
+    return ClientSplit(np.sort(train), np.sort(test))
+
+
+def _check_enough(splits: Sequence[ClientSplit]) -> None:
+    for client, own in enumerate(splits):
+        if not len(own.train) or not len(own.test):
+            raise UserError(
+                f"client {client} has {len(own.train)} training and {len(own.test)} test samples, and needs one of each at "
+                "least; choose fewer clients, or a split that is less uneven"
+            )
+
+
+def save_split(splits: Sequence[ClientSplit], path: Path) -> None:
+    """Write the split so that another run can be given it."""
+    clients = [{"train": own.train.tolist(), "test": own.test.tolist()} for own in splits]
+    path.write_text(json.dumps({"clients": clients}))
+
+
+def _given(table: PartitionTable, data: Dataset, clients: int, seed: int) -> list[ClientSplit]:
+    path = Path(str(table.file)).expanduser()
+    entries = read_json(path, "partition.file")
+    entries = entries.get("clients") if isinstance(entries, dict) else entries
+    if not isinstance(entries, list) or len(entries) != clients:
+        found = f"{len(entries)} clients" if isinstance(entries, list) else "no list"
+        raise UserError(f"{path} must hold a list of sample numbers for each of the {clients} clients; it holds {found}")
+    splits = []
+    for client, entry in enumerate(entries):
+        if isinstance(entry, dict) and set(entry) == {"train", "test"}:
+            splits.append(ClientSplit(*(_indices(entry[part], path, client, len(data.y)) for part in ("train", "test"))))
+        else:
+            splits.append(train_test(_indices(entry, path, client, len(data.y)), data.y, table.test_share, seed, client))
+    everything = np.concatenate([part for own in splits for part in (own.train, own.test)])
+    labels, times = np.unique(everything, return_counts=True)
+    if (times > 1).any():
+        raise UserError(f"{path} gives sample {labels[times > 1][0]} more than once; each sample belongs to one client")
+    _check_enough(splits)
+    return splits
+
+
+def _indices(entry: Any, path: Path, client: int, samples: int) -> Indices:
+    good = isinstance(entry, list) and all(type(i) is int and 0 <= i < samples for i in entry)
+    if not good:
+        raise UserError(f"{path}: client {client}'s entry must be a list of sample numbers from 0 to {samples - 1}")
+    return np.sort(np.array(entry, dtype=np.int64))
+
+
+def read_json(path: Path, key: str) -> Any:
+    """A JSON file that a recipe's key names."""
+    try:
+        return json.loads(path.read_text())
+    except OSError as error:
+        raise UserError(f"{path}, named by {key}, cannot be read ({error.strerror})") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}, named by {key}, is not JSON ({error})") from error

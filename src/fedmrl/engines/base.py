@@ -1,0 +1,91 @@
+"""The contract of an engine: it trains a round's clients and evaluates them, and keeps nothing of them itself."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fedmrl.data import ClientSplit, Dataset
+from fedmrl.messages import Tensors
+from fedmrl.methods import ClientNet, Method, Round, Task
+from fedmrl.models import CNN, ModelSpec
+from fedmrl.randomness import generator, torch_seeded
+from fedmrl.training import Training
+
+DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """All that stays the same throughout a run."""
+
+    method: Method
+    data: Dataset
+    splits: Sequence[ClientSplit]
+    models: Sequence[ModelSpec]
+    """The local model of each client."""
+    small: CNN
+    training: Training
+    seed: int
+    device: torch.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The floating-point type of all that is computed."""
+        return DTYPES[self.training.precision]
+
+    def fresh_net(self, client: int | None) -> ClientNet:
+        """A client's net with its first weights, drawn for it alone; None: one of client 0's kind, drawn for the server.
+
+        So a client that joins late starts as it would have started in the first round.
+        """
+        like = client or 0
+        labels = self.data.y[self.splits[like].train]
+        held_C = torch.from_numpy(np.bincount(labels, minlength=len(self.data.classes)) > 0)
+        task = Task(self.data.shape, len(self.data.classes), self.small, held_C)
+        with torch_seeded(self.seed, "weights", *([] if client is None else [client])):
+            net = self.method.build(self.models[like].build(task.shape, task.classes), task)
+        return net.to(device=self.device, dtype=self.dtype)
+
+    def subsets(self, client: int) -> dict[str, np.ndarray]:
+        """The client's training data as the method cuts it, as positions in the dataset."""
+        own = self.splits[client].train
+        cut = self.method.subsets(len(own), generator(self.seed, "subsets", client))
+        return {name: own[positions] for name, positions in cut.items()}
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A client's turn: who, its state, what the server sends it (None: nothing was sent), and how often it took part."""
+
+    client: int
+    state: Tensors
+    received: Tensors | None
+    earlier: int = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a client's training gives: its new state, what it sends, and its mean loss over the samples it saw."""
+
+    client: int
+    state: Tensors
+    upload: Tensors
+    loss: float
+
+
+class Engine(ABC):
+    """Trains and evaluates clients. States go in and come out; what goes in is never changed."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+
+    @abstractmethod
+    def train(self, round_: Round, turns: Sequence[Turn]) -> list[Outcome]:
+        """Each client takes in what it received, trains as its method says, and makes its upload."""
+
+    @abstractmethod
+    def evaluate(self, turns: Sequence[Turn], modes: Sequence[str]) -> list[dict[str, int]]:
+        """For each client, the number of its test samples that each mode gets right, after taking in what it received."""

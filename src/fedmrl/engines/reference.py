@@ -1,0 +1,109 @@
+"""The reference engine: one client after another, as plain as the paper's algorithm. The oracle for all others."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from fedmrl.data.plan import Samples, plan
+from fedmrl.engines.base import Engine, Outcome, Setting, Turn
+from fedmrl.errors import DivergedError
+from fedmrl.messages import copy
+from fedmrl.methods import Batch, ClientNet, Round
+from fedmrl.models import ModelSpec
+from fedmrl.randomness import torch_seeded
+from fedmrl.training import Phase, Sums
+
+EVALUATION_BATCH = 500
+
+
+class ReferenceEngine(Engine):
+    """One client after another, on one net for each kind of model that takes on the client's state for its turn."""
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.samples = Samples(setting.data, setting.device, setting.dtype)
+        self._nets: dict[ModelSpec, ClientNet] = {}
+
+    def train(self, round_: Round, turns: Sequence[Turn]) -> list[Outcome]:
+        """See `Engine.train`."""
+        return [self._train_one(round_, turn) for turn in turns]
+
+    def evaluate(self, turns: Sequence[Turn], modes: Sequence[str]) -> list[dict[str, int]]:
+        """See `Engine.evaluate`."""
+        return [self._evaluate_one(turn, modes) for turn in turns]
+
+    def _net(self, turn: Turn) -> ClientNet:
+        """The client's net, after it took in what it received."""
+        spec = self.setting.models[turn.client]
+        if spec not in self._nets:
+            self._nets[spec] = self.setting.fresh_net(turn.client)
+        net = self._nets[spec]
+        net.load_state_dict(turn.state)
+        if turn.received is not None:
+            self.setting.method.receive(net, turn.received)
+        return net
+
+    def _train_one(self, round_: Round, turn: Turn) -> Outcome:
+        method, training = self.setting.method, self.setting.training
+        net, loss, sums = self._net(turn), math.nan, Sums()
+        with torch_seeded(self.setting.seed, "dropout", round_.index, turn.client):
+            for phase in method.phases(training, turn.earlier):
+                loss, sums = self._train_phase(net, phase, round_, turn.client)
+        state = copy(net.state_dict())
+        if not math.isfinite(loss):
+            raise DivergedError(turn.client, round_.index, "loss")
+        if not all(torch.isfinite(tensor).all() for tensor in state.values()):
+            raise DivergedError(turn.client, round_.index, "weights")
+        return Outcome(turn.client, state, method.upload(net, sums, round_), loss)
+
+    def _train_phase(self, net: ClientNet, phase: Phase, round_: Round, client: int) -> tuple[float, Sums]:
+        """The mean loss over the samples seen, and what the loss added up beside it."""
+        own = self.setting.subsets(client)[phase.subset]
+        order = plan(self.setting.seed, round_.index, client, own, phase)
+        optimiser = _optimiser(net, phase)
+        total, seen, sums = torch.zeros((), device=self.setting.device, dtype=torch.float64), 0, Sums()
+        for epoch, x, y_B in self.samples.batches(order, self.setting.training.batch_size, phase.augment):
+            outcome = phase.loss(net, Batch(x, y_B))
+            loss, added = outcome if isinstance(outcome, tuple) else (outcome, {})
+            optimiser.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            _step(net, optimiser, phase)
+            total += loss.detach() * len(y_B)
+            seen += len(y_B)
+            if phase.sums_of == "all epochs" or epoch == phase.epochs - 1:
+                sums = {name: sums[name] + value if sums else value for name, value in added.items()}
+        return float(total) / seen, sums
+
+    @torch.no_grad()
+    def _evaluate_one(self, turn: Turn, modes: Sequence[str]) -> dict[str, int]:
+        net = self._net(turn).eval()
+        test = self.setting.splits[turn.client].test
+        right = dict.fromkeys(modes, 0)
+        for start in range(0, len(test), EVALUATION_BATCH):
+            x, y_B = self.samples.take(test[start : start + EVALUATION_BATCH])
+            for mode in modes:
+                score_B, label_B = self.setting.method.predict(net, x, mode).max(dim=-1)
+                right[mode] += int(((label_B == y_B) & (score_B > -torch.inf)).sum())
+        return right
+
+
+def _optimiser(net: ClientNet, phase: Phase) -> torch.optim.SGD:
+    """SGD over the parts that learn, its momentum empty: it is new for each client, round and phase. The rest is fixed."""
+    for part_name, part in net.named_children():
+        part.train(part_name in phase.lr)
+        part.requires_grad_(part_name in phase.lr)
+    groups = [{"params": list(net.get_submodule(part).parameters()), "lr": lr} for part, lr in phase.lr.items()]
+    # One fused kernel does on every device what a loop over the parameters would.
+    return torch.optim.SGD(groups, momentum=phase.momentum, weight_decay=phase.weight_decay, fused=True)
+
+
+def _step(net: ClientNet, optimiser: torch.optim.SGD, phase: Phase) -> None:
+    if phase.clip is not None:
+        for part in phase.lr:
+            nn.utils.clip_grad_norm_(net.get_submodule(part).parameters(), phase.clip)
+    optimiser.step()
+    for name, (low, high) in phase.bounds.items():
+        with torch.no_grad():
+            net.get_parameter(name).clamp_(low, high)

@@ -1,0 +1,20 @@
+"""The ways a run can end that are not a bug in fedmrl, each a sentence for the person at the keyboard."""
+
+
+class UserError(Exception):
+    """Bad input: what is wrong, where, and what to do. The command line prints it and exits with 2."""
+
+
+class DivergedError(Exception):
+    """A client's loss or weights stopped being finite. The command line exits with 3."""
+
+    def __init__(self, client: int, round_index: int, what: str) -> None:
+        super().__init__(
+            f"client {client}'s {what} became NaN or infinite in round {round_index + 1}; try a smaller training.lr"
+        )
+        self.client = client
+        self.round = round_index
+
+
+class InterruptedRun(Exception):  # noqa: N818  (an interruption is not an error)
+    """The user stopped the run; the last whole round is in its folder."""

@@ -1,0 +1,5 @@
+"""A federation: who takes part, what they send, what is averaged, measured and kept."""
+
+from fedmrl.federation.loop import Run, run
+
+__all__ = ["Run", "run"]

@@ -1,0 +1,248 @@
+"""What a method is: written once, for one client and its server; any engine can run it.
+
+Legend of shapes: B batch, C classes, D representation.
+
+Rules that let one loss serve every engine: no `.item()`, no `if` on a tensor's value, no in-place writes; every mean over
+samples is `batch.mean`, and every mean over a representation divides by its model's `width`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedmrl.messages import Tensors, Upload, copy, weighted_mean
+from fedmrl.models import CNN, Split
+from fedmrl.training import Phase, Sums, Table, Training
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a client knows of the federation and of its own data when it builds its net."""
+
+    shape: tuple[int, ...]
+    classes: int
+    small: CNN
+    held_C: Tensor
+    """Which classes the client has in its training data."""
+
+    def small_model(self, dim: int | None = None) -> Split:
+        """The model that all clients share, with another representation dimension if one is given."""
+        return (self.small if dim is None else self.small.with_dim(dim)).build(self.shape, self.classes)
+
+
+@dataclass(frozen=True)
+class Round:
+    """Which round this is, of how many."""
+
+    index: int
+    total: int
+
+    @property
+    def progress(self) -> float:
+        """The share of training done when this round ends.
+
+        >>> Round(0, 4).progress, Round(3, 4).progress
+        (0.25, 1.0)
+        """
+        return (self.index + 1) / self.total
+
+
+class ClientNet(nn.Module):
+    """All that one client holds: its parts (models, projector), and what it keeps of messages, as buffers.
+
+    A client is its net: what is not in its `state_dict` is not kept from round to round.
+    """
+
+    local: Split
+
+    if TYPE_CHECKING:  # parts and buffers are the method's own
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def __init__(self, parts: Mapping[str, nn.Module], kept: Mapping[str, Tensor] | None = None) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            self.add_module(name, part)
+        for name, tensor in (kept or {}).items():
+            self.register_buffer(name, tensor)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Inputs and labels of one step; where a batch is padded, `mask_B` is 0 for the rows that are padding."""
+
+    x: Tensor
+    y_B: Tensor
+    mask_B: Tensor | None = None
+
+    def mean(self, values_B: Tensor) -> Tensor:
+        """The mean over the samples.
+
+        >>> Batch(torch.zeros(3, 1), torch.zeros(3), torch.tensor([1.0, 1.0, 0.0])).mean(torch.tensor([1.0, 2.0, 9.0]))
+        tensor(1.5000)
+        """
+        if self.mask_B is None:
+            return values_B.mean()
+        return (values_B * self.mask_B).sum() / self.mask_B.sum().clamp(min=1)
+
+    def labels(self, classes: int, like: Tensor) -> Tensor:
+        """The labels as rows of zeros and a one, all zero where the row is padding."""
+        onehot_BC = F.one_hot(self.y_B, classes).to(like.dtype)
+        return onehot_BC if self.mask_B is None else onehot_BC * self.mask_B[:, None]
+
+
+class Method(Table, ABC):
+    """A federated method; its hyperparameters are its fields. The defaults share nothing: each client learns alone."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    summary: ClassVar[str]
+    parts: ClassVar[tuple[str, ...]] = ("local",)
+    """The parts of a client's net that learn."""
+    hears_server: ClassVar[bool] = False
+    """Whether predictions depend on what the server sent, so that `own` and `aggregated` accuracy differ."""
+
+    @property
+    def shares(self) -> tuple[str, ...]:
+        """The parts that leave a client, as prefixes of their names in its state."""
+        return ()
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """The ways to predict, the default first."""
+        return ("local",)
+
+    @property
+    def recorded_modes(self) -> tuple[str, ...]:
+        """The modes whose accuracy is recorded in every round."""
+        return self.modes[:1]
+
+    def check(self, clients: Sequence[Split], labels: Sequence[str]) -> None:
+        """Refuse, in a sentence, local models that this method cannot serve. `labels` say what each client's is."""
+
+    # ---- the client's side ----
+
+    def build(self, local: Split, task: Task) -> ClientNet:
+        """What one client holds, fresh."""
+        return ClientNet({"local": local})
+
+    def subsets(self, samples: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """How a client cuts its training data, once, as positions in it."""
+        return {"train": np.arange(samples)}
+
+    def receive(self, net: ClientNet, content: Mapping[str, Tensor]) -> None:
+        """Take in what the server sent."""
+
+    def phases(self, training: Training, earlier: int) -> tuple[Phase, ...]:
+        """How the client trains in a round, having taken part in `earlier` ones."""
+        return (training.phase(self.loss, self.parts),)
+
+    @abstractmethod
+    def loss(self, net: ClientNet, batch: Batch) -> Tensor | tuple[Tensor, Sums]:
+        """What one client minimises on one batch; beside it, sums over the batch's samples if the upload needs them."""
+
+    def upload(self, net: ClientNet, sums: Sums, round_: Round) -> Tensors:
+        """What the client sends after training."""
+        return {}
+
+    def predict(self, net: ClientNet, x: Tensor, mode: str) -> Tensor:
+        """A score for each class, the highest wins; minus infinity for a class that cannot be predicted."""
+        logits_BC: Tensor = net.local(x)
+        return logits_BC
+
+    # ---- the server's side ----
+
+    def start(self, net: ClientNet) -> Tensors:
+        """The server's state before the first round; `net` is one of a client's kind, drawn for the server."""
+        return {}
+
+    def answer(self, server: Tensors, client: int, since: int | None) -> Tensors:
+        """What the server sends to a client that last took part in round `since` (None: never)."""
+        return {}
+
+    def aggregate(self, server: Tensors, uploads: Sequence[Upload], round_: Round) -> Tensors:
+        """The server's state after a round. What comes in is left as it is."""
+        return server
+
+
+class WeightSharing(Method, ABC):
+    """A method whose clients send the weights of one part and take their average."""
+
+    hears_server: ClassVar[bool] = True
+
+    weighting: Literal["samples", "uniform"] = Field(
+        "samples", description="uploads weigh by training samples (n_k/n), or all alike"
+    )
+
+    def shared(self, net: ClientNet) -> Tensors:
+        """The tensors of the net that are shared, alive (not copied)."""
+        return pick(net.state_dict(), self.shares)
+
+    def receive(self, net: ClientNet, content: Mapping[str, Tensor]) -> None:
+        """The shared part is replaced by the server's."""
+        load(net, content)
+
+    def upload(self, net: ClientNet, sums: Sums, round_: Round) -> Tensors:
+        """A copy of the shared part."""
+        return copy(self.shared(net))
+
+    def start(self, net: ClientNet) -> Tensors:
+        """The first shared part."""
+        return copy(self.shared(net))
+
+    def answer(self, server: Tensors, client: int, since: int | None) -> Tensors:
+        """The shared part, the same for all."""
+        return copy(server)
+
+    def aggregate(self, server: Tensors, uploads: Sequence[Upload], round_: Round) -> Tensors:
+        """The weighted mean of the uploads."""
+        return self.average(uploads)
+
+    def average(self, uploads: Sequence[Upload]) -> Tensors:
+        """The uploads' mean by `weighting`, summed in the order of clients whatever order they came in."""
+        ordered = in_order(uploads)
+        return weighted_mean(
+            [upload.content for upload in ordered],
+            [upload.samples if self.weighting == "samples" else 1 for upload in ordered],
+        )
+
+
+def in_order(uploads: Iterable[Upload]) -> list[Upload]:
+    """The uploads by client number: sums in a fixed order are exact whatever order they came in."""
+    return sorted(uploads, key=lambda upload: upload.client)
+
+
+def pick(state: Mapping[str, Tensor], prefixes: Sequence[str]) -> Tensors:
+    """The tensors whose names lie under one of the prefixes."""
+    return {name: tensor for name, tensor in state.items() if any(name.startswith(f"{prefix}.") for prefix in prefixes)}
+
+
+def load(net: nn.Module, content: Mapping[str, Tensor]) -> None:
+    """Copy the named tensors into the net."""
+    state = net.state_dict()
+    with torch.no_grad():
+        for name, tensor in content.items():
+            state[name].copy_(tensor)
+
+
+def cross_entropy(logits_BC: Tensor, y_B: Tensor) -> Tensor:
+    """The cross-entropy of each sample."""
+    return F.cross_entropy(logits_BC, y_B, reduction="none")
+
+
+def divergence(teacher_BC: Tensor, student_BC: Tensor) -> Tensor:
+    """KL(p‖q) of each sample, p from the teacher's logits without gradient, q from the student's: it pulls q to p.
+
+    >>> divergence(torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, 0.0]]))
+    tensor([0.])
+    """
+    log_p_BC = F.log_softmax(teacher_BC.detach(), dim=-1)
+    log_q_BC = F.log_softmax(student_BC, dim=-1)
+    return (log_p_BC.exp() * (log_p_BC - log_q_BC)).sum(dim=-1)

@@ -1,0 +1,57 @@
+"""What FD and FedProto have in common: messages of one row for each class, kept by the server client by client.
+
+A message is `{"classes": (n,), <what>: (n, …)}`, with `counts` where rows weigh by samples. The server's state holds each
+client's latest upload under `<client>/<name>`, and what they add up to for every class under `sum` and `weight`.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fedmrl.messages import Tensors, Upload
+from fedmrl.methods.base import in_order
+
+
+def keep_uploads(server: Mapping[str, Tensor], uploads: Sequence[Upload], what: str) -> Tensors:
+    """The server's state with these clients' uploads in place of their earlier ones."""
+    kept = kept_uploads(server) | {upload.client: upload.content for upload in uploads}
+    classes = 1 + max(int(content["classes"].max()) for content in kept.values())
+    tables = [weighted_rows(kept[client], what, classes) for client in sorted(kept)]
+    state = {f"{client}/{name}": tensor for client in sorted(kept) for name, tensor in kept[client].items()}
+    return state | {
+        "sum": torch.stack([rows for rows, _ in tables]).sum(dim=0),
+        "weight": torch.stack([weight for _, weight in tables]).sum(dim=0),
+    }
+
+
+def kept_uploads(server: Mapping[str, Tensor]) -> dict[int, Tensors]:
+    """The kept uploads by client."""
+    kept: dict[int, Tensors] = {}
+    for name, tensor in server.items():
+        client, slash, what = name.partition("/")
+        if slash:
+            kept.setdefault(int(client), {})[what] = tensor
+    return kept
+
+
+def weighted_rows(content: Mapping[str, Tensor], what: str, classes: int) -> tuple[Tensor, Tensor]:
+    """A message as a sum and a weight for every class, in double precision; without `counts` each row weighs 1."""
+    rows, labels = content[what].double(), content["classes"]
+    weight = content["counts"].double() if "counts" in content else torch.ones_like(labels, dtype=torch.float64)
+    sums_C = rows.new_zeros(classes, rows.shape[1]).index_add(0, labels, rows * weight[:, None])
+    return sums_C, rows.new_zeros(classes).index_add(0, labels, weight)
+
+
+def means(sums_C: Tensor, weight_C: Tensor, what: str, dtype: torch.dtype) -> Tensors:
+    """A message with the mean of every class that has weight; empty if none has."""
+    labels = (weight_C > 0).nonzero().squeeze(1)
+    return {"classes": labels, what: (sums_C[labels] / weight_C[labels, None]).to(dtype)} if len(labels) else {}
+
+
+def write_rows(table_C: Tensor, known_C: Tensor, content: Mapping[str, Tensor], what: str) -> None:
+    """Put a message's rows into a table of all classes, and mark them as known; an empty message changes nothing."""
+    if content:
+        with torch.no_grad():
+            table_C.zero_()[content["classes"]] = content[what].to(table_C)
+            known_C.zero_()[content["classes"]] = True

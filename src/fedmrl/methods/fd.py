@@ -1,0 +1,68 @@
+"""FD (Jeong et al., 2018): clients exchange their mean outputs for each class, nothing else."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from fedmrl.messages import Tensors, Upload
+from fedmrl.methods.base import Batch, ClientNet, Method, Round, Task, cross_entropy
+from fedmrl.methods.by_class import keep_uploads, kept_uploads, means, weighted_rows, write_rows
+from fedmrl.models import Split
+from fedmrl.training import Sums
+
+
+class FD(Method):
+    """Federated distillation: a client's outputs for a class are pulled to the mean of what the others say of it."""
+
+    name: ClassVar[str] = "fd"
+    title: ClassVar[str] = "FD"
+    summary: ClassVar[str] = "clients learn from the others' mean outputs for each class"
+
+    gamma: Annotated[float, Field(ge=0)] = Field(1.0, description="weight of the others' outputs")
+    keep: Literal["latest", "round"] = Field(
+        "latest", description="the server averages each client's latest upload, or the last round's only"
+    )
+
+    def build(self, local: Split, task: Task) -> ClientNet:
+        """Local, and the targets last received."""
+        C = task.classes
+        return ClientNet(
+            {"local": local}, kept={"targets_CC": torch.zeros(C, C), "known_C": torch.zeros(C, dtype=torch.bool)}
+        )
+
+    def receive(self, net: ClientNet, content: Mapping[str, Tensor]) -> None:
+        """The new targets replace the old."""
+        write_rows(net.targets_CC, net.known_C, content, "outputs")
+
+    def loss(self, net: ClientNet, batch: Batch) -> tuple[Tensor, Sums]:
+        """CE(local) + γ·cross-entropy to the target of the sample's class; a class without a target adds zero."""
+        logits_BC = net.local(batch.x)
+        log_p_BC = F.log_softmax(logits_BC, dim=-1)
+        towards_B = -(net.targets_CC[batch.y_B] * log_p_BC).sum(dim=-1) * net.known_C[batch.y_B]
+        labels_BC = batch.labels(logits_BC.shape[-1], like=log_p_BC)
+        sums = {"outputs": labels_BC.T @ log_p_BC.detach().exp(), "counts": labels_BC.sum(dim=0)}
+        return batch.mean(cross_entropy(logits_BC, batch.y_B) + self.gamma * towards_B), sums
+
+    def upload(self, net: ClientNet, sums: Sums, round_: Round) -> Tensors:
+        """For each class it has, the mean of the softmax outputs that training itself gave."""
+        classes = sums["counts"].nonzero().squeeze(1)
+        return {"classes": classes, "outputs": sums["outputs"][classes] / sums["counts"][classes, None]}
+
+    def aggregate(self, server: Tensors, uploads: Sequence[Upload], round_: Round) -> Tensors:
+        """Each client's latest upload is kept, in the order of clients."""
+        return keep_uploads({} if self.keep == "round" else server, uploads, "outputs")
+
+    def answer(self, server: Tensors, client: int, since: int | None) -> Tensors:
+        """The plain mean over the other clients, for the classes this one is known to have (all, if it is new)."""
+        if not server:
+            return {}
+        sums_CC, count_C = server["sum"], server["weight"]
+        dtype = next(tensor.dtype for name, tensor in server.items() if name.endswith("/outputs"))
+        if own := kept_uploads(server).get(client):
+            own_CC, own_C = weighted_rows(own, "outputs", len(count_C))
+            sums_CC, count_C = sums_CC - own_CC, (count_C - own_C) * own_C
+        return means(sums_CC, count_C, "outputs", dtype)

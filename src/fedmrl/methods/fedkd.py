@@ -1,0 +1,163 @@
+"""FedKD (Wu et al., 2022): mutual distillation with a small model whose updates travel as truncated factors."""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedmrl.messages import Size, Tensors, Upload, copy, size
+from fedmrl.methods.base import Batch, ClientNet, Round, Task, WeightSharing, cross_entropy, divergence, load, pick
+from fedmrl.models import Split
+from fedmrl.training import Sums
+
+
+class FedKD(WeightSharing):
+    """Local and small teach each other by outputs and representations; what is sent is small's update, factored."""
+
+    name: ClassVar[str] = "fedkd"
+    title: ClassVar[str] = "FedKD"
+    summary: ClassVar[str] = "mutual distillation with a shared small model, its updates sent compressed"
+    parts: ClassVar[tuple[str, ...]] = ("local", "small", "bridge")
+
+    energy_start: Annotated[float, Field(gt=0, lt=1)] = Field(0.95, description="energy the factors keep at first")
+    energy_end: Annotated[float, Field(gt=0, lt=1)] = Field(0.98, description="energy the factors keep at the end")
+
+    @property
+    def shares(self) -> tuple[str, ...]:
+        """The small model."""
+        return ("small",)
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """The client serves its own model; the small one is recorded beside it."""
+        return ("local", "small")
+
+    @property
+    def recorded_modes(self) -> tuple[str, ...]:
+        """Both models."""
+        return self.modes
+
+    def build(self, local: Split, task: Task) -> ClientNet:
+        """Local, small, W_h (`bridge`) between their representations, and small as it was before local training."""
+        small = task.small_model()
+        bridge = nn.Linear(small.dim, local.dim, bias=False)
+        return ClientNet({"local": local, "small": small, "bridge": bridge, "before": deepcopy(small)})
+
+    def loss(self, net: ClientNet, batch: Batch) -> Tensor:
+        """CE(local) + CE(small) + w·(KL(small‖local) + KL(local‖small) + MSE(local rep, W_h·small rep)), w = 1/(CE + CE)."""
+        local_rep_BD, small_rep_BD = net.local.extractor(batch.x), net.small.extractor(batch.x)
+        local_BC, small_BC = net.local.header(local_rep_BD), net.small.header(small_rep_BD)
+        ce = batch.mean(cross_entropy(local_BC, batch.y_B)) + batch.mean(cross_entropy(small_BC, batch.y_B))
+        mutual = batch.mean(divergence(small_BC, local_BC) + divergence(local_BC, small_BC))
+        hidden = batch.mean((local_rep_BD - net.bridge(small_rep_BD)).square().sum(dim=-1) / net.local.width)
+        # Differentiated too, w would push the cross-entropies up wherever the distillation terms are large.
+        weight = 1 / ce.detach().clamp(min=1e-3)
+        return ce + weight * (mutual + hidden)
+
+    def energy(self, round_: Round) -> float:
+        """The share of the squared singular values to keep in this round."""
+        return self.energy_start + (self.energy_end - self.energy_start) * round_.progress
+
+    def receive(self, net: ClientNet, content: Mapping[str, Tensor]) -> None:
+        """The whole small model, or the answers missed since the last time, added up in order."""
+        small = pick(content, ["small"]) or renamed(pick(net.state_dict(), ["before"]), "before", "small")
+        for _, answer in sorted(answers_in(content).items()):
+            small = plus(small, rebuild(answer, small))
+        load(net, small | renamed(small, "small", "before"))
+
+    def upload(self, net: ClientNet, sums: Sums, round_: Round) -> Tensors:
+        """Small after minus small before the round's local training, factored."""
+        before = renamed(pick(net.state_dict(), ["before"]), "before", "small")
+        return factor({name: after - before[name] for name, after in self.shared(net).items()}, self.energy(round_))
+
+    def start(self, net: ClientNet) -> Tensors:
+        """The first small model, and no answers yet."""
+        return super().start(net) | {"answers-since": torch.tensor(0)}
+
+    def aggregate(self, server: Tensors, uploads: Sequence[Upload], round_: Round) -> Tensors:
+        """The mean update, factored like an upload. The server adds what clients will rebuild, so all copies agree."""
+        small = pick(server, ["small"])
+        mean = self.average([replace(upload, content=rebuild(upload.content, small)) for upload in uploads])
+        answer = factor(mean, self.energy(round_))
+        answers = answers_in(server) | {round_.index: answer}
+        # A client that missed more than a whole small model's worth is sent that instead: older answers can go.
+        since, kept = round_.index + 1, Size()
+        while since > int(server["answers-since"]) and kept.parameters < size(small).parameters:
+            since -= 1
+            kept += size(answers.get(since, {}))
+        recent = {f"answer/{i}/{name}": t for i, content in answers.items() if i >= since for name, t in content.items()}
+        return plus(small, rebuild(answer, small)) | recent | {"answers-since": torch.tensor(since)}
+
+    def answer(self, server: Tensors, client: int, since: int | None) -> Tensors:
+        """The answers that the client missed, or the whole small model if that is less or the client is new."""
+        whole = copy(pick(server, ["small"]))
+        if since is None or since < int(server["answers-since"]):
+            return whole
+        missed = {n: t for n, t in server.items() if n.startswith("answer/") and int(n.split("/")[1]) >= since}
+        return copy(missed) if size(missed).parameters < size(whole).parameters else whole
+
+    def predict(self, net: ClientNet, x: Tensor, mode: str) -> Tensor:
+        """By the model that the mode names."""
+        logits_BC: Tensor = net.small(x) if mode == "small" else net.local(x)
+        return logits_BC
+
+
+def factor(update: Mapping[str, Tensor], energy: float) -> Tensors:
+    """Each matrix as U, σ, V of the smallest rank that keeps more than `energy` of it, if that is less to send.
+
+    Convolutions are matrices of one row for each output channel; biases go as they are; a zero matrix is not sent.
+
+    >>> sorted(factor({"w": torch.ones(4, 5), "b": torch.ones(3), "none": torch.zeros(2, 2)}, 0.95))
+    ['b', 'w:s', 'w:u', 'w:v']
+    """
+    content: Tensors = {}
+    for name, tensor in update.items():
+        if tensor.ndim < 2:
+            content[name] = tensor.clone()
+            continue
+        if not tensor.any():
+            continue
+        matrix = tensor.flatten(1)
+        u, s, v = torch.linalg.svd(matrix, full_matrices=False)
+        kept = s.square().cumsum(0)
+        rank = int((kept <= energy * kept[-1]).sum()) + 1
+        if rank * (sum(matrix.shape) + 1) < matrix.numel():
+            content |= {f"{name}:u": u[:, :rank].clone(), f"{name}:s": s[:rank].clone(), f"{name}:v": v[:rank].clone()}
+        else:
+            content[name] = tensor.clone()
+    return content
+
+
+def rebuild(content: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> Tensors:
+    """The update that the factors stand for, in the shapes of `like`; what was not sent is zero."""
+    update: Tensors = {}
+    for name, shape in ((name, tensor.shape) for name, tensor in like.items()):
+        if f"{name}:u" in content:
+            update[name] = ((content[f"{name}:u"] * content[f"{name}:s"]) @ content[f"{name}:v"]).reshape(shape)
+        else:
+            update[name] = content.get(name, torch.zeros_like(like[name]))
+    return update
+
+
+def plus(state: Mapping[str, Tensor], update: Mapping[str, Tensor]) -> Tensors:
+    """The state after the update."""
+    return {name: tensor + update[name] for name, tensor in state.items()}
+
+
+def renamed(state: Mapping[str, Tensor], old: str, new: str) -> Tensors:
+    """The state under another part's name."""
+    return {new + name.removeprefix(old): tensor for name, tensor in state.items()}
+
+
+def answers_in(content: Mapping[str, Tensor]) -> dict[int, Tensors]:
+    """The answers in a message or in the server's state, by round."""
+    answers: dict[int, Tensors] = {}
+    for name, tensor in content.items():
+        if name.startswith("answer/"):
+            _, index, what = name.split("/")
+            answers.setdefault(int(index), {})[what] = tensor
+    return answers

@@ -1,0 +1,120 @@
+"""FedProto (Tan et al., 2022): clients exchange the mean representation of each class, nothing else."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedmrl.errors import UserError
+from fedmrl.messages import Tensors, Upload
+from fedmrl.methods.base import Batch, ClientNet, Method, Round, Task, cross_entropy
+from fedmrl.methods.by_class import keep_uploads, means, write_rows
+from fedmrl.models import Split
+from fedmrl.training import Phase, Sums, Training
+
+
+class FedProto(Method):
+    """A client's representations of a class are pulled to the class's global prototype."""
+
+    name: ClassVar[str] = "fedproto"
+    title: ClassVar[str] = "FedProto"
+    summary: ClassVar[str] = "clients share the mean representation of each class"
+    hears_server: ClassVar[bool] = True
+
+    prototype_weight: Annotated[float, Field(ge=0)] = Field(1.0, description="λ, weight of the distance to prototypes")
+    distance: Literal["sample", "class-mean"] = Field(
+        "sample", description="mean square over samples (authors' code), or L2 of each class's batch mean (paper)"
+    )
+    weighting: Literal["samples", "uniform"] = Field(
+        "samples", description="prototypes weigh by the samples behind them, or all alike"
+    )
+    keep: Literal["latest", "round"] = Field(
+        "latest", description="the server averages each client's latest upload, or the last round's only"
+    )
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """The local model's header, or the nearest global prototype."""
+        return ("header", "prototype")
+
+    @property
+    def recorded_modes(self) -> tuple[str, ...]:
+        """Both."""
+        return self.modes
+
+    def check(self, clients: Sequence[Split], labels: Sequence[str]) -> None:
+        """All representations must have the same dimension."""
+        for client, model in enumerate(clients):
+            if model.dim != clients[0].dim:
+                raise UserError(
+                    f"fedproto averages representations, and client 0 ({labels[0]}) has {clients[0].dim} dimensions where "
+                    f"client {client} ({labels[client]}) has {model.dim}; give all models the same"
+                )
+
+    def build(self, local: Split, task: Task) -> ClientNet:
+        """Local, the prototypes last received, and which classes the client has."""
+        kept = {
+            "prototypes_CD": torch.zeros(task.classes, local.dim),
+            "known_C": torch.zeros(task.classes, dtype=torch.bool),
+            "held_C": task.held_C.clone(),
+        }
+        return ClientNet({"local": local}, kept)
+
+    def receive(self, net: ClientNet, content: Mapping[str, Tensor]) -> None:
+        """The new prototypes replace the old."""
+        write_rows(net.prototypes_CD, net.known_C, content, "prototypes")
+
+    def phases(self, training: Training, earlier: int) -> tuple[Phase, ...]:
+        """One phase; its last epoch gives the prototypes."""
+        return (Phase(**{**vars(training.phase(self.loss, self.parts)), "sums_of": "last epoch"}),)
+
+    def loss(self, net: ClientNet, batch: Batch) -> tuple[Tensor, Sums]:
+        """CE(local) + λ·distance to the prototypes; a class without a prototype adds zero."""
+        rep_BD = net.local.extractor(batch.x)
+        logits_BC = net.local.header(rep_BD)
+        labels_BC = batch.labels(logits_BC.shape[-1], like=rep_BD)
+        sums = {"prototypes": labels_BC.T @ rep_BD.detach(), "counts": labels_BC.sum(dim=0)}
+        distance = self._by_sample if self.distance == "sample" else self._by_class
+        ce = batch.mean(cross_entropy(logits_BC, batch.y_B))
+        return ce + self.prototype_weight * distance(net, batch, rep_BD, labels_BC), sums
+
+    def _by_sample(self, net: ClientNet, batch: Batch, rep_BD: Tensor, labels_BC: Tensor) -> Tensor:
+        gap_B = (rep_BD - net.prototypes_CD[batch.y_B]).square().sum(dim=-1) / net.local.width
+        return batch.mean(gap_B * net.known_C[batch.y_B])
+
+    def _by_class(self, net: ClientNet, batch: Batch, rep_BD: Tensor, labels_BC: Tensor) -> Tensor:
+        count_C = labels_BC.sum(dim=0)
+        mean_CD = labels_BC.T @ rep_BD / count_C.clamp(min=1)[:, None]
+        square_C = (mean_CD - net.prototypes_CD).square().sum(dim=-1)
+        # A square root has no gradient at 0: where there is nothing to measure it is taken of 1 instead.
+        measured_C = net.known_C & (count_C > 0) & (square_C > 0)
+        return (torch.where(measured_C, square_C, 1.0).sqrt() * measured_C).sum()
+
+    def upload(self, net: ClientNet, sums: Sums, round_: Round) -> Tensors:
+        """For each class it has, the mean representation over the last epoch; how many samples, if that is wanted."""
+        classes = sums["counts"].nonzero().squeeze(1)
+        counts = sums["counts"][classes]
+        content = {"classes": classes, "prototypes": sums["prototypes"][classes] / counts[:, None]}
+        return content | ({"counts": counts} if self.weighting == "samples" else {})
+
+    def aggregate(self, server: Tensors, uploads: Sequence[Upload], round_: Round) -> Tensors:
+        """Each client's latest upload is kept, in the order of clients."""
+        return keep_uploads({} if self.keep == "round" else server, uploads, "prototypes")
+
+    def answer(self, server: Tensors, client: int, since: int | None) -> Tensors:
+        """The global prototypes: for each class the mean over the clients that have it, the same for all."""
+        if not server:
+            return {}
+        dtype = next(tensor.dtype for name, tensor in server.items() if name.endswith("/prototypes"))
+        return means(server["sum"], server["weight"], "prototypes", dtype)
+
+    def predict(self, net: ClientNet, x: Tensor, mode: str) -> Tensor:
+        """By the header, or by the nearest global prototype among the classes that the client has."""
+        rep_BD = net.local.extractor(x)
+        if mode == "header":
+            logits_BC: Tensor = net.local.header(rep_BD)
+            return logits_BC
+        distance_BC = (rep_BD[:, None, :] - net.prototypes_CD).square().sum(dim=-1)
+        return torch.where(net.known_C & net.held_C, -distance_BC, -torch.inf)

@@ -1,0 +1,59 @@
+"""FML (Shen et al., 2020): a private and a shared model teach each other."""
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+from torch import Tensor
+
+from fedmrl.methods.base import Batch, ClientNet, Task, WeightSharing, cross_entropy, divergence
+from fedmrl.models import Split
+
+
+class FML(WeightSharing):
+    """Deep mutual learning between the client's own model and a small one, which alone is averaged."""
+
+    name: ClassVar[str] = "fml"
+    title: ClassVar[str] = "FML"
+    summary: ClassVar[str] = "a shared small model and the local one learn from each other's outputs"
+    parts: ClassVar[tuple[str, ...]] = ("local", "small")
+
+    alpha: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.5, description="weight of the labels for local; the rest goes to what small says"
+    )
+    beta: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.5, description="weight of the labels for small; the rest goes to what local says"
+    )
+
+    @property
+    def shares(self) -> tuple[str, ...]:
+        """The small model."""
+        return ("small",)
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """The client serves its own model; the small one is recorded beside it."""
+        return ("local", "small")
+
+    @property
+    def recorded_modes(self) -> tuple[str, ...]:
+        """Both models."""
+        return self.modes
+
+    def build(self, local: Split, task: Task) -> ClientNet:
+        """Local and small."""
+        return ClientNet({"local": local, "small": task.small_model()})
+
+    def loss(self, net: ClientNet, batch: Batch) -> Tensor:
+        """α·CE(local) + (1-α)·KL(small‖local) + β·CE(small) + (1-β)·KL(local‖small)."""
+        local_BC, small_BC = net.local(batch.x), net.small(batch.x)
+        return (
+            self.alpha * batch.mean(cross_entropy(local_BC, batch.y_B))
+            + (1 - self.alpha) * batch.mean(divergence(small_BC, local_BC))
+            + self.beta * batch.mean(cross_entropy(small_BC, batch.y_B))
+            + (1 - self.beta) * batch.mean(divergence(local_BC, small_BC))
+        )
+
+    def predict(self, net: ClientNet, x: Tensor, mode: str) -> Tensor:
+        """By the model that the mode names."""
+        logits_BC: Tensor = net.small(x) if mode == "small" else net.local(x)
+        return logits_BC

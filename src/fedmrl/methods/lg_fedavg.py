@@ -1,0 +1,37 @@
+"""LG-FedAvg (Liang et al., 2020): private extractors under one shared header."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from torch import Tensor
+
+from fedmrl.errors import UserError
+from fedmrl.methods.base import Batch, ClientNet, WeightSharing, cross_entropy
+from fedmrl.models import Split
+
+
+class LGFedAvg(WeightSharing):
+    """Only the header is averaged, which is what models of unlike extractors allow; it starts from scratch."""
+
+    name: ClassVar[str] = "lg-fedavg"
+    title: ClassVar[str] = "LG-FedAvg"
+    summary: ClassVar[str] = "the prediction header is averaged, the extractor stays"
+
+    @property
+    def shares(self) -> tuple[str, ...]:
+        """The header."""
+        return ("local.header",)
+
+    def check(self, clients: Sequence[Split], labels: Sequence[str]) -> None:
+        """All headers must have the same shape."""
+        shapes = [[list(p.shape) for p in model.header.parameters()] for model in clients]
+        for client, shape in enumerate(shapes):
+            if shape != shapes[0]:
+                raise UserError(
+                    f"lg-fedavg averages headers, and client 0 ({labels[0]}) has one of shape {shapes[0][0]} where client "
+                    f"{client} ({labels[client]}) has {shape[0]}; give all models the same representation dimension"
+                )
+
+    def loss(self, net: ClientNet, batch: Batch) -> Tensor:
+        """CE(local), extractor and header trained together."""
+        return batch.mean(cross_entropy(net.local(batch.x), batch.y_B))

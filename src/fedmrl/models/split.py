@@ -1,0 +1,126 @@
+"""A model as the paper sees it: a feature extractor and a prediction header."""
+
+import copy
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fedmrl.errors import UserError
+
+
+class Split(nn.Module):
+    """A model in two parts: `header(extractor(x))`, with a representation of `dim` numbers between them.
+
+    >>> model = Split(nn.Linear(4, 3), nn.Linear(3, 2), dim=3)
+    >>> model(torch.zeros(5, 4)).shape
+    torch.Size([5, 2])
+    """
+
+    # The representation's dimension as a tensor, which an engine may replace by each client's own when it pads
+    # representations to a common width: what divides by it stays right.
+    width: Tensor
+
+    def __init__(self, extractor: nn.Module, header: nn.Module, dim: int) -> None:
+        super().__init__()
+        self.extractor = extractor
+        self.header = header
+        self.dim = dim
+        self.register_buffer("width", torch.tensor(float(dim)), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits."""
+        logits: Tensor = self.header(self.extractor(x))
+        return logits
+
+
+def split(model: nn.Module, last: str, example: Tensor) -> Split:
+    """Cut any module into extractor and header at its last layer, named as in `named_modules()`.
+
+    `example` is a batch of inputs: with it the cut is tried out, so that a layer that is not the last is refused.
+
+    >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    >>> split(model, "2", torch.zeros(2, 4)).dim
+    3
+    """
+    names = [name for name, _ in model.named_modules() if name]
+    if last not in names:
+        near = difflib.get_close_matches(last, names, n=1) or names[-1:]
+        hint = f"; did you mean {near[0]!r}?" if near else "; it has no layers at all"
+        raise UserError(f"{type(model).__name__} has no layer {last!r}{hint}")
+    extractor = copy.deepcopy(model)
+    header = extractor.get_submodule(last)
+    if not isinstance(header, nn.Linear):
+        raise UserError(
+            f"{type(model).__name__} cannot be split at {last!r}: it is a {type(header).__name__}, and a header must be "
+            "an nn.Linear; name the model's last linear layer"
+        )
+    parent, _, child = last.rpartition(".")
+    setattr(extractor.get_submodule(parent), child, nn.Identity())
+    return _checked(model, Split(extractor, header, header.in_features), last, example)
+
+
+def _checked(model: nn.Module, cut: Split, last: str, example: Tensor) -> Split:
+    """The cut model, once it has shown that it computes what the whole one does."""
+    training = model.training
+    model.eval()
+    cut.eval()
+    try:
+        with torch.no_grad():
+            whole = model(example)
+            representation = cut.extractor(example)
+            if representation.shape != (len(example), cut.dim):
+                raise UserError(
+                    f"{type(model).__name__} cannot be split at {last!r}: what comes before it has shape "
+                    f"{list(representation.shape[1:])} a sample, expected [{cut.dim}]; name the model's last layer"
+                )
+            if not torch.allclose(cut.header(representation), whole, rtol=1e-4, atol=1e-5):
+                raise UserError(
+                    f"{type(model).__name__} cannot be split at {last!r}: other layers come after it or beside it; "
+                    "name the layer that computes the model's output"
+                )
+    except RuntimeError as error:
+        raise UserError(
+            f"{type(model).__name__} cannot be split at {last!r}: without that layer the model does not run on an "
+            f"input of shape {list(example.shape)} ({str(error).splitlines()[0]})"
+        ) from error
+    finally:
+        model.train(training)
+        cut.train(training)
+    return cut
+
+
+class ModelSpec(Protocol):
+    """A kind of local model: what it is called, and how a client makes one."""
+
+    @property
+    def label(self) -> str:
+        """Its name in tables."""
+
+    def build(self, shape: tuple[int, ...], classes: int) -> Split:
+        """A new model, its weights drawn from torch's current state."""
+
+
+@dataclass(frozen=True)
+class OwnModel:
+    """A model of one's own: any `nn.Module` that `make` returns, cut at its last layer.
+
+    >>> spec = OwnModel("mlp", lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 3), nn.ReLU(), nn.Linear(3, 2)), "3")
+    >>> spec.build((3, 2, 2), classes=2).dim
+    3
+    """
+
+    label: str
+    make: Callable[[], nn.Module]
+    last: str
+
+    def build(self, shape: tuple[int, ...], classes: int) -> Split:
+        """A new model, its weights drawn from torch's current state."""
+        model = split(self.make(), self.last, torch.zeros(2, *shape))
+        outputs = model.get_submodule("header").out_features
+        if outputs != classes:
+            raise UserError(f"model {self.label!r} gives {outputs} outputs, and the data has {classes} classes")
+        return model
