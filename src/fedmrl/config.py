@@ -46,7 +46,7 @@ class ModelsTable(Table):
     def shared(self, locals_: Sequence[CNN]) -> CNN:
         """The model that all clients share; `locals_` are those that clients have."""
         if self.small == "auto":
-            return min(locals_, key=lambda cnn: sum(p.numel() for p in cnn.build((3, 32, 32), 10).parameters()))
+            return min(locals_, key=lambda cnn: cnn.parameters((3, 32, 32), 10))
         return _model(self.small)
 
 

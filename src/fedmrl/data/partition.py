@@ -202,10 +202,9 @@ def _check_enough(splits: Sequence[ClientSplit]) -> None:
             )
 
 
-def save_split(splits: Sequence[ClientSplit], path: Path) -> None:
-    """Write the split so that another run can be given it."""
-    clients = [{"train": own.train.tolist(), "test": own.test.tolist()} for own in splits]
-    path.write_text(json.dumps({"clients": clients}))
+def split_json(splits: Sequence[ClientSplit]) -> str:
+    """The split as a JSON text that another run can be given."""
+    return json.dumps({"clients": [{"train": own.train.tolist(), "test": own.test.tolist()} for own in splits]})
 
 
 def _given(table: PartitionTable, data: Dataset, clients: int, seed: int) -> list[ClientSplit]:

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -78,6 +79,8 @@ class Outcome:
 
 class Engine(ABC):
     """Trains and evaluates clients. States go in and come out; what goes in is never changed."""
+
+    name: ClassVar[str]
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -20,6 +21,8 @@ EVALUATION_BATCH = 500
 
 class ReferenceEngine(Engine):
     """One client after another, on one net for each kind of model that takes on the client's state for its turn."""
+
+    name: ClassVar[str] = "reference"
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)

@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from typing import Annotated
 
+import torch
 from pydantic import Field
 from torch import nn
 
@@ -16,9 +17,6 @@ Width = Annotated[int, Field(ge=1, le=100_000)]
 class CNN(Table):
     """Widths of one network: two 5×5 convolutions without padding, each with ReLU and 2×2 pooling, then two
     fully connected layers; the second gives the representation, after its ReLU.
-
-    >>> sum(p.numel() for p in CNNS["cnn-5"].build((3, 32, 32), classes=10).parameters())
-    670058
     """
 
     conv1: Width = 16
@@ -59,6 +57,15 @@ class CNN(Table):
             relu4=nn.ReLU(),
         )
         return Split(nn.Sequential(layers), nn.Linear(self.fc2, classes), self.fc2)
+
+    def parameters(self, shape: tuple[int, ...], classes: int) -> int:
+        """How many numbers it learns.
+
+        >>> CNNS["cnn-5"].parameters((3, 32, 32), classes=10)
+        670058
+        """
+        with torch.device("meta"):
+            return sum(p.numel() for p in self.build(shape, classes).parameters())
 
     def with_dim(self, dim: int) -> "CNN":
         """The same network with another representation dimension."""

@@ -1,0 +1,95 @@
+"""A run's last whole round on disk: safetensors and JSON, no pickle, replaced as one."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from fedmrl.errors import UserError
+from fedmrl.messages import Tensors
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A federation after a whole round. A round makes a new one, so an interruption always finds a whole one."""
+
+    rounds: int
+    server: Tensors
+    states: Mapping[int, Tensors] = field(default_factory=dict)
+    """Of every client that has a state yet."""
+    last_round: Mapping[int, int] = field(default_factory=dict)
+    """When each client last took part, and how often it did."""
+    times: Mapping[int, int] = field(default_factory=dict)
+    records: tuple[dict[str, Any], ...] = ()
+
+
+class Checkpoint:
+    """The folder `checkpoint/`: one file for the server, one for each client; `state.json` says which of them count."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._written: dict[int, tuple[Tensors, str]] = {}
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Write what changed, then name it all in `state.json` in one step, then delete what no longer counts."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for client, state in snapshot.states.items():
+            if client not in self._written or self._written[client][0] is not state:
+                name = f"client-{client:05d}-round-{snapshot.rounds:05d}.safetensors"
+                save_file(state, self.folder / name)
+                self._written[client] = (state, name)
+        server = f"server-round-{snapshot.rounds:05d}.safetensors"
+        save_file(snapshot.server, self.folder / server)
+        clients = {str(client): name for client, (_, name) in sorted(self._written.items())}
+        state = {
+            "rounds": snapshot.rounds,
+            "server": server,
+            "clients": clients,
+            "last_round": {str(client): r for client, r in snapshot.last_round.items()},
+            "times": {str(client): n for client, n in snapshot.times.items()},
+        }
+        write_whole(self.folder / "state.json", json.dumps(state, indent=1))
+        for path in self.folder.glob("*.safetensors"):
+            if path.name != server and path.name not in clients.values():
+                path.unlink()
+
+    def load(self, device: torch.device) -> Snapshot | None:
+        """The snapshot that was saved last, without its records; None if there is none."""
+        path = self.folder / "state.json"
+        if not path.exists():
+            return None
+        try:
+            state = json.loads(path.read_text())
+            states = {int(client): self._tensors(name, device) for client, name in state["clients"].items()}
+            snapshot = Snapshot(
+                int(state["rounds"]),
+                self._tensors(state["server"], device),
+                states,
+                {int(client): int(r) for client, r in state["last_round"].items()},
+                {int(client): int(n) for client, n in state["times"].items()},
+            )
+        except Exception as error:
+            raise UserError(
+                f"{self.folder} is damaged ({type(error).__name__}: {error}); the run cannot go on from it, start it anew in "
+                "another folder"
+            ) from error
+        self._written = {client: (tensors, state["clients"][str(client)]) for client, tensors in states.items()}
+        return snapshot
+
+    def _tensors(self, name: str, device: torch.device) -> Tensors:
+        return {key: tensor.clone() for key, tensor in load_file(self.folder / name, device=str(device)).items()}
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that at any moment it holds either the old text or the new."""
+    part = path.with_name(f".{path.name}.part")
+    with part.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)

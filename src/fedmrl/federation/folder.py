@@ -1,0 +1,129 @@
+"""A run's folder: `config.toml`, `split.json`, `rounds.jsonl`, `clients.csv`, `summary.json` and `checkpoint/`."""
+
+import csv
+import io
+import json
+import time
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedmrl.config import Recipe
+from fedmrl.data import ClientSplit
+from fedmrl.data.partition import split_json
+from fedmrl.errors import UserError
+from fedmrl.federation.checkpoint import Checkpoint, Snapshot, write_whole
+
+_OVERHEAD = 0.05  # of a run's time, that checkpoints may take
+
+
+class RunFolder:
+    """Where a run is written. Made by `create` or `reopen`, which refuse what would harm another run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoint = Checkpoint(path / "checkpoint")
+        self._next_save = 0.0
+
+    @classmethod
+    def create(cls, path: Path, recipe: Recipe, splits: Sequence[ClientSplit]) -> "RunFolder":
+        """A new run's folder; one that is there already must be empty."""
+        refuse_used(path)
+        path.mkdir(parents=True, exist_ok=True)
+        write_whole(path / "split.json", split_json(splits))
+        write_whole(path / "rounds.jsonl", "")
+        write_whole(path / "config.toml", recipe.to_toml())
+        return cls(path)
+
+    @classmethod
+    def reopen(cls, path: Path, recipe: Recipe, splits: Sequence[ClientSplit]) -> "RunFolder":
+        """The folder of a run that goes on: same recipe, same split."""
+        config = path / "config.toml"
+        if not config.is_file():
+            raise UserError(f"{path} holds no run to resume; leave out --resume to start one there")
+        before = _flat(tomllib.loads(config.read_text()))
+        now = _flat(tomllib.loads(recipe.to_toml()))
+        changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
+        if changed:
+            said = "; ".join(f"{key} was {_said(before, key)}, is now {_said(now, key)}" for key in changed)
+            raise UserError(f"{path} was started with another recipe: {said}; use the same, or another --out")
+        split = path / "split.json"
+        if not split.is_file() or split.read_text() != split_json(splits):
+            raise UserError(f"{split} differs from the split that this recipe gives today: the data has changed since")
+        return cls(path)
+
+    def load(self, device: torch.device) -> Snapshot | None:
+        """The last whole round that was saved, with its records; the log is cut back to it."""
+        snapshot = self.checkpoint.load(device)
+        if snapshot is None:
+            return None
+        lines = (self.path / "rounds.jsonl").read_text().splitlines()
+        if len(lines) < snapshot.rounds:
+            raise UserError(f"{self.path / 'rounds.jsonl'} has lost rounds; the run cannot go on, start it anew elsewhere")
+        snapshot = replace(snapshot, records=tuple(json.loads(line) for line in lines[: snapshot.rounds]))
+        self.write_records(snapshot)
+        return snapshot
+
+    def write_records(self, snapshot: Snapshot) -> None:
+        """All rounds so far."""
+        write_whole(self.path / "rounds.jsonl", "".join(json.dumps(record) + "\n" for record in snapshot.records))
+
+    def append(self, snapshot: Snapshot) -> None:
+        """The newest round; the checkpoint too, unless the last one is so fresh that it would cost more than it saves."""
+        with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(snapshot.records[-1]) + "\n")
+        if time.monotonic() >= self._next_save:
+            self.save(snapshot)
+
+    def save(self, snapshot: Snapshot) -> None:
+        """The checkpoint, now."""
+        started = time.monotonic()
+        self.checkpoint.save(snapshot)
+        ended = time.monotonic()
+        self._next_save = ended + (ended - started) / _OVERHEAD
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """`summary.json`."""
+        write_whole(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+
+    def write_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """`clients.csv`."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_whole(self.path / "clients.csv", text.getvalue())
+
+
+def refuse_used(path: Path) -> None:
+    """Refuse a folder in which something would be overwritten."""
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path} is a file; --out must name a folder")
+    if (path / "config.toml").exists():
+        raise UserError(f"{path} already holds a run; name another --out, or go on with it by --resume")
+    if path.exists() and any(path.iterdir()):
+        raise UserError(f"{path} is not empty; name a new folder with --out")
+
+
+def new_folder(name: str, root: Path = Path("runs")) -> Path:
+    """A folder under `runs/` that no run has yet: the name and the next free number."""
+    stem = name.replace("/", "-")
+    number = 1
+    while (root / f"{stem}-{number}").exists():
+        number += 1
+    return root / f"{stem}-{number}"
+
+
+def _flat(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in plain.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _said(flat: Mapping[str, Any], key: str) -> str:
+    return repr(flat[key]) if key in flat else "not set"

@@ -1,0 +1,154 @@
+"""What a run came to: its summary, made from its records and a last evaluation of every client."""
+
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedmrl.config import Recipe
+from fedmrl.engines import Setting
+from fedmrl.federation.checkpoint import Snapshot
+from fedmrl.messages import size
+
+Accuracies = Mapping[str, Mapping[str, Mapping[int, float]]]
+"""Accuracy by view (`own`, `aggregated`), mode and client."""
+
+
+def shown_mode(recipe: Recipe) -> str:
+    """The mode whose accuracy counts."""
+    return recipe.evaluation.mode or recipe.method.modes[0]
+
+
+def shown_view(recipe: Recipe) -> str:
+    """The view whose accuracy counts: with what the server has last, as in the paper, where that makes a difference."""
+    return "aggregated" if recipe.method.hears_server else "own"
+
+
+def recorded_modes(recipe: Recipe) -> list[str]:
+    """The modes whose accuracy is recorded in each round."""
+    return list(dict.fromkeys([shown_mode(recipe), *recipe.method.recorded_modes]))
+
+
+def summarise(recipe: Recipe, setting: Setting, snapshot: Snapshot, final: Accuracies, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The whole of `summary.json` for a run that finished."""
+    records = snapshot.records
+    return {
+        "status": "finished",
+        **facts,
+        "accuracy": {
+            whose: {
+                view: {mode: _last_and_best(records, whose, view, mode) for mode in recorded_modes(recipe)}
+                for view in final
+            }
+            for whose in ("all", "participants")
+        },
+        "inference": {
+            view: {mode: mean(of_clients.values()) for mode, of_clients in modes.items()} for view, modes in final.items()
+        },
+        "communication": {way: {what: sum(r[way][what] for r in records) for what in ("parameters", "bytes")} for way in ("up", "down")},
+        "flops": sum(r["flops"] for r in records),
+        "targets": [
+            cost_to_target(records, recipe.clients, target, whose, shown_view(recipe), shown_mode(recipe))
+            for target in recipe.evaluation.targets
+            for whose in ("all", "participants")
+        ],
+        "seconds": {what: sum(r["seconds"][what] for r in records) for what in ("train", "aggregate", "evaluate")},
+        "clients": client_rows(recipe, setting, snapshot, final),
+    }
+
+
+def facts(recipe: Recipe, setting: Setting, engine: str) -> dict[str, Any]:
+    """What was run, and on what."""
+    return {
+        "method": recipe.method.name,
+        "seed": recipe.seed,
+        "rounds": recipe.rounds,
+        "mode": shown_mode(recipe),
+        "view": shown_view(recipe),
+        "engine": engine,
+        "device": torch.cuda.get_device_name(setting.device) if setting.device.type == "cuda" else _processor(),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
+        "standardised_by": {"mean": setting.data.mean.tolist(), "std": setting.data.std.tolist()},
+    }
+
+
+def _processor() -> str:
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+
+
+def mean(values: Any) -> float:
+    """The mean over clients, each counting alike."""
+    return float(np.mean(list(values)))
+
+
+def curve(records: Sequence[Mapping[str, Any]], whose: str, view: str, mode: str) -> Iterator[tuple[int, float]]:
+    """Round and accuracy wherever this kind of accuracy was measured."""
+    for record in records:
+        if whose in record["accuracy"]:
+            yield record["round"], record["accuracy"][whose][view][mode]
+
+
+def _last_and_best(records: Sequence[Mapping[str, Any]], whose: str, view: str, mode: str) -> dict[str, Any]:
+    points = list(curve(records, whose, view, mode))
+    best_round, best = max(points, key=lambda point: (point[1], -point[0]))
+    return {"last": points[-1][1], "best": best, "best_round": best_round}
+
+
+def cost_to_target(
+    records: Sequence[Mapping[str, Any]], clients: int, target: float, whose: str, view: str, mode: str
+) -> dict[str, Any]:
+    """Rounds, parameters and FLOPs until an accuracy was reached.
+
+    `parameters` and `flops` are what was really spent, as a mean over all clients. The paper's product (what one
+    participant spends in a round, times rounds) stands beside them: it counts each client in every round.
+    """
+    asked = {"target": target, "accuracy_of": whose, "view": view, "mode": mode}
+    reached = next((r for r, accuracy in curve(records, whose, view, mode) if accuracy >= target), None)
+    if reached is None:
+        return {**asked, "reached": False}
+    until = records[:reached]
+    turns = sum(len(r["participants"]) for r in until)
+    parameters = sum(r["up"]["parameters"] + r["down"]["parameters"] for r in until)
+    flops = sum(r["flops"] for r in until)
+    return {
+        **asked,
+        "reached": True,
+        "rounds": reached,
+        "parameters": parameters / clients,
+        "flops": flops / clients,
+        "paper_parameters": parameters / turns * reached,
+        "paper_flops": flops / turns * reached,
+    }
+
+
+def client_rows(recipe: Recipe, setting: Setting, snapshot: Snapshot, final: Accuracies) -> list[dict[str, Any]]:
+    """A row for each client: what it is, what it has, how well it does at the end."""
+    rows = []
+    for client, own in enumerate(setting.splits):
+        labels = np.unique(setting.data.y[own.train])
+        accuracies = {
+            f"{view}_{mode}": of_clients[client]
+            for view, modes in final.items()
+            for mode, of_clients in modes.items()
+        }
+        rows.append(
+            {
+                "client": client,
+                "model": setting.models[client].label,
+                "classes": " ".join(str(label) for label in labels),
+                "train_samples": len(own.train),
+                "test_samples": len(own.test),
+                "rounds": snapshot.times.get(client, 0),
+                "accuracy": final[shown_view(recipe)][shown_mode(recipe)][client],
+                **accuracies,
+            }
+        )
+    return rows
+
+
+def total_size(contents: Any) -> dict[str, int]:
+    """Numbers and bytes of several messages together."""
+    sizes = [size(content) for content in contents]
+    return {"parameters": sum(s.parameters for s in sizes), "bytes": sum(s.bytes for s in sizes)}

@@ -1,0 +1,1 @@
+"""What is measured of a run, from what really happened in it."""

@@ -1,0 +1,44 @@
+"""Floating-point operations of local training, by torch's own counter on one client."""
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedmrl.data.plan import Samples
+from fedmrl.engines import Setting
+from fedmrl.methods import Batch
+from fedmrl.models import ModelSpec
+
+_COUNTED_ON = 2  # samples; one would be too few for layers that normalise over the batch
+
+
+class FlopCounter:
+    """FLOPs of a client's local training in a round. Clients of one kind of model cost the same for each sample."""
+
+    def __init__(self, setting: Setting, samples: Samples) -> None:
+        self.setting, self.samples = setting, samples
+        self._per_sample: dict[tuple[ModelSpec, bool], dict[str, float]] = {}
+
+    def of_round(self, client: int, earlier: int) -> int:
+        """Forward and backward passes over all samples that the client trains on, having taken part `earlier` times."""
+        sizes = {name: len(positions) for name, positions in self.setting.subsets(client).items()}
+        phases = self.setting.method.phases(self.setting.training, earlier)
+        cost = self._costs(client, earlier)
+        return round(sum(cost[phase.subset] * sizes[phase.subset] * phase.epochs for phase in phases))
+
+    def _costs(self, client: int, earlier: int) -> dict[str, float]:
+        """For each phase, by its subset: FLOPs of one sample in one training step."""
+        key = (self.setting.models[client], earlier > 0)
+        if key not in self._per_sample:
+            net = self.setting.fresh_net(client)
+            x, y_B = self.samples.take(self.setting.splits[client].train[:1].repeat(_COUNTED_ON))
+            costs = {}
+            for phase in self.setting.method.phases(self.setting.training, earlier):
+                for name, part in net.named_children():
+                    part.requires_grad_(name in phase.lr)
+                with FlopCounterMode(display=False) as counter:
+                    outcome = phase.loss(net, Batch(x, y_B))
+                    loss = outcome[0] if isinstance(outcome, tuple) else outcome
+                    torch.autograd.backward(loss)
+                costs[phase.subset] = counter.get_total_flops() / _COUNTED_ON
+            self._per_sample[key] = costs
+        return self._per_sample[key]
