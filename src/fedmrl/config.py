@@ -255,9 +255,7 @@ def known_keys(method: type[Method]) -> dict[str, Any]:
     return {**dict(walk(Recipe, "")), "method.name": None, **dict(walk(method, "method."))}
 
 
-def _sentence(
-    error: ValidationError, plain: Mapping[str, Any], source: str, method: type[Method], prefix: str = ""
-) -> str:
+def _sentence(error: ValidationError, plain: Mapping[str, Any], source: str, method: type[Method], prefix: str = "") -> str:
     """The first thing wrong, as what, where, and what to do."""
     problem = error.errors()[0]
     key, value = _where(problem["loc"], plain)

@@ -1,5 +1,7 @@
 """The ways a run can end that are not a bug in fedmrl, each a sentence for the person at the keyboard."""
 
+from pathlib import Path
+
 
 class UserError(Exception):
     """Bad input: what is wrong, where, and what to do. The command line prints it and exits with 2."""
@@ -17,4 +19,9 @@ class DivergedError(Exception):
 
 
 class InterruptedRun(Exception):  # noqa: N818  (an interruption is not an error)
-    """The user stopped the run; the last whole round is in its folder."""
+    """The user stopped the run; its last whole round is in its folder, if it has one."""
+
+    def __init__(self, done: int, rounds: int, folder: Path | None) -> None:
+        kept = ", which is kept" if folder else ""
+        super().__init__(f"stopped after round {done} of {rounds}{kept}")
+        self.folder = folder

@@ -25,7 +25,7 @@ def generator(seed: int, purpose: str, *key: int) -> np.random.Generator:
 @contextmanager
 def torch_seeded(seed: int, purpose: str, *key: int) -> Iterator[None]:
     """Inside, torch's own draws (initial weights, dropout) come from the key; outside, its state is untouched."""
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(int(generator(seed, purpose, *key).integers(2**63)))
         yield

@@ -51,7 +51,7 @@ class Training(Table):
         """The ordinary phase: these parts learn from all training data, as this table says."""
         return Phase(
             loss,
-            {part: self.lr for part in parts},
+            dict.fromkeys(parts, self.lr),
             epochs=self.epochs,
             momentum=self.momentum,
             weight_decay=self.weight_decay,
@@ -73,7 +73,7 @@ class Phase:
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip: float | None = None
-    augment: Augmentation = Augmentation()
+    augment: Augmentation = field(default_factory=Augmentation)
     bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Parameters that are clamped to a range after each step."""
     sums_of: Literal["all epochs", "last epoch"] = "all epochs"

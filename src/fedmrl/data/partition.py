@@ -143,8 +143,8 @@ def _dirichlet_shares(table: PartitionTable, data: Dataset, pool: int, clients: 
         if has.min() >= table.min_samples:
             return shares
     raise UserError(
-        f"a Dirichlet split with partition.alpha = {table.alpha} gave some client fewer than {table.min_samples} samples in each "
-        f"of {table.tries} tries; raise alpha, or lower partition.min_samples or clients"
+        f"a Dirichlet split with partition.alpha = {table.alpha} gave some client fewer than {table.min_samples} samples in "
+        f"each of {table.tries} tries; raise alpha, or lower partition.min_samples or clients"
     )
 
 
@@ -152,7 +152,8 @@ def _one_class(table: PartitionTable, rng: np.random.Generator, open_: NDArray[n
     for _ in range(table.tries):
         row: NDArray[np.float64] = rng.dirichlet(np.full(len(open_), table.alpha)) * open_
         if row.sum() > 0:
-            return row / row.sum()
+            shares: NDArray[np.float64] = row / row.sum()
+            return shares
     # With a tiny α a draw is a single one, again and again on a client that is full.
     raise UserError(
         f"partition.alpha = {table.alpha} is too small: {table.tries} draws in a row went to clients that have enough already; "

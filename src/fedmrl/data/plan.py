@@ -69,7 +69,7 @@ class Samples:
 
 def augmented(raw: Tensor, draws_B8: Tensor, augment: Augmentation, standardised: Callable[[Tensor], Tensor]) -> Tensor:
     """Flip, crop out of a black border, standardise, then blank a rectangle: as the draws say, a row for each image."""
-    flip_B, row_B, column_B, *erasing = draws_B8.unbind(dim=1)
+    flip_B, row_B, column_B = draws_B8[:, :3].unbind(dim=1)
     B, C, H, W = raw.shape
     row_BH = torch.arange(H, device=raw.device).expand(B, H)
     column_BW = torch.arange(W, device=raw.device).expand(B, W)
@@ -83,13 +83,12 @@ def augmented(raw: Tensor, draws_B8: Tensor, augment: Augmentation, standardised
     image = torch.arange(B, device=raw.device)[:, None, None, None]
     channel = torch.arange(C, device=raw.device)[None, :, None, None]
     x = standardised(raw[image, channel, row_BH[:, None, :, None], column_BW[:, None, None, :]])
-    return x * ~_rectangles(*erasing, augment.erase, H, W) if augment.erase else x
+    return x * ~_rectangles(draws_B8[:, 3:], augment.erase, H, W) if augment.erase else x
 
 
-def _rectangles(
-    whether_B: Tensor, area_B: Tensor, ratio_B: Tensor, top_B: Tensor, left_B: Tensor, chance: float, H: int, W: int
-) -> Tensor:
+def _rectangles(draws_B5: Tensor, chance: float, H: int, W: int) -> Tensor:
     """Which pixels are blanked: 2% to 33% of an image, sides in a ratio of 0.3 to 3.3, cut to fit where too long."""
+    whether_B, area_B, ratio_B, top_B, left_B = draws_B5.unbind(dim=1)
     share_B = 0.02 + (0.33 - 0.02) * area_B
     aspect_B = torch.exp(math.log(0.3) + ratio_B * math.log(3.3 / 0.3))
     height_B = (H * (share_B * aspect_B).sqrt()).round().clamp(1, H)

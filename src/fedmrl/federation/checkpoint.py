@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,14 +47,14 @@ class Checkpoint:
         server = f"server-round-{snapshot.rounds:05d}.safetensors"
         save_file(snapshot.server, self.folder / server)
         clients = {str(client): name for client, (_, name) in sorted(self._written.items())}
-        state = {
+        index = {
             "rounds": snapshot.rounds,
             "server": server,
             "clients": clients,
             "last_round": {str(client): r for client, r in snapshot.last_round.items()},
             "times": {str(client): n for client, n in snapshot.times.items()},
         }
-        write_whole(self.folder / "state.json", json.dumps(state, indent=1))
+        write_whole(self.folder / "state.json", json.dumps(index, indent=1))
         for path in self.folder.glob("*.safetensors"):
             if path.name != server and path.name not in clients.values():
                 path.unlink()
@@ -80,6 +81,10 @@ class Checkpoint:
             ) from error
         self._written = {client: (tensors, state["clients"][str(client)]) for client, tensors in states.items()}
         return snapshot
+
+    def remove(self) -> None:
+        """Delete the folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _tensors(self, name: str, device: torch.device) -> Tensors:
         return {key: tensor.clone() for key, tensor in load_file(self.folder / name, device=str(device)).items()}

@@ -56,15 +56,25 @@ class RunFolder:
             raise UserError(f"{split} differs from the split that this recipe gives today: the data has changed since")
         return cls(path)
 
+    def finished(self) -> dict[str, Any] | None:
+        """The summary of a run that came to its end, if it did."""
+        path = self.path / "summary.json"
+        summary: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+        return summary if summary.get("status") == "finished" else None
+
+    def records(self) -> tuple[dict[str, Any], ...]:
+        """All rounds that were written down."""
+        return tuple(json.loads(line) for line in (self.path / "rounds.jsonl").read_text().splitlines())
+
     def load(self, device: torch.device) -> Snapshot | None:
         """The last whole round that was saved, with its records; the log is cut back to it."""
         snapshot = self.checkpoint.load(device)
         if snapshot is None:
             return None
-        lines = (self.path / "rounds.jsonl").read_text().splitlines()
-        if len(lines) < snapshot.rounds:
+        records = self.records()[: snapshot.rounds]
+        if len(records) < snapshot.rounds:
             raise UserError(f"{self.path / 'rounds.jsonl'} has lost rounds; the run cannot go on, start it anew elsewhere")
-        snapshot = replace(snapshot, records=tuple(json.loads(line) for line in lines[: snapshot.rounds]))
+        snapshot = replace(snapshot, records=records)
         self.write_records(snapshot)
         return snapshot
 

@@ -43,6 +43,7 @@ def run(
     engine: str = "auto",
     models: Sequence[ModelSpec] | None = None,
     on_round: OnRound | None = None,
+    keep_checkpoint: bool = True,
 ) -> Run:
     """Run a recipe; with `out`, into that folder. `models` gives each client a local model of one's own.
 
@@ -59,7 +60,12 @@ def run(
     folder = None
     if folder_path is not None:
         folder = (RunFolder.reopen if resume else RunFolder.create)(folder_path, recipe, setting.splits)
-    return Federation(recipe, setting, who, engine, folder).run(on_round or (lambda _: None))
+        if resume and (summary := folder.finished()):
+            return Run(recipe, summary, folder.records(), folder_path)
+    done = Federation(recipe, setting, who, engine, folder).run(on_round or (lambda _: None))
+    if folder and not keep_checkpoint:
+        folder.checkpoint.remove()
+    return done
 
 
 def _device(name: str) -> torch.device:
@@ -84,6 +90,7 @@ class Federation:
         self.modes = summaries.recorded_modes(recipe)
         self.start = self.method.start(setting.fresh_net(None))
         self.now = (folder.load(setting.device) if folder else None) or Snapshot(0, self.start)
+        self._unjoined: dict[int, Tensors] = {}
 
     def run(self, on_round: OnRound) -> Run:
         """Go on to the last round, and sum up."""
@@ -141,12 +148,16 @@ class Federation:
 
     def state(self, client: int, states: Mapping[int, Tensors] | None = None) -> Tensors:
         """A client's state; one that never took part has its first weights, and the shared part that all began with."""
-        kept = (states or self.now.states).get(client)
-        if kept is not None:
-            return kept
-        net = self.setting.fresh_net(client)
-        self.method.receive(net, self.method.answer(self.start, client, None))
-        return copy(net.state_dict())
+        if states is None:
+            states = self.now.states
+        if client in states:
+            self._unjoined.pop(client, None)
+            return states[client]
+        if client not in self._unjoined:
+            net = self.setting.fresh_net(client)
+            self.method.receive(net, self.method.answer(self.start, client, None))
+            self._unjoined[client] = copy(net.state_dict())
+        return self._unjoined[client]
 
     def evaluate(
         self, clients: Iterable[int], states: Mapping[int, Tensors], server: Tensors, modes: Sequence[str]
@@ -159,9 +170,7 @@ class Federation:
             turns = [Turn(k, self.state(k, states), got) for k, got in zip(clients, received, strict=True)]
             right = self.engine.evaluate(turns, modes)
             tests = [len(self.setting.splits[k].test) for k in clients]
-            result[view] = {
-                mode: {k: r[mode] / n for k, r, n in zip(clients, right, tests, strict=True)} for mode in modes
-            }
+            result[view] = {mode: {k: r[mode] / n for k, r, n in zip(clients, right, tests, strict=True)} for mode in modes}
         return result
 
     def _accuracy(
@@ -191,12 +200,10 @@ class Federation:
         return Run(self.recipe, summary, self.now.records, self.folder.path if self.folder else None)
 
     def _interrupted(self) -> InterruptedRun:
-        done = f"stopped after round {self.now.rounds} of {self.recipe.rounds}"
-        if not self.folder:
-            return InterruptedRun(done)
-        self.folder.write_records(self.now)
-        self.folder.save(self.now)
-        return InterruptedRun(f"{done}, which is kept; go on with: fedmrl run {self.folder.path} --resume")
+        if self.folder:
+            self.folder.write_records(self.now)
+            self.folder.save(self.now)
+        return InterruptedRun(self.now.rounds, self.recipe.rounds, self.folder.path if self.folder else None)
 
     def _diverged(self, error: DivergedError) -> None:
         if self.folder:

@@ -64,6 +64,6 @@ def _given(recipe: Recipe, path: Path) -> Schedule:
         good = isinstance(clients, list) and all(type(k) is int and 0 <= k < recipe.clients for k in clients)
         if not good or not clients or len(set(clients)) < len(clients):
             raise UserError(
-                f"{path}: round {number}'s entry must be a list of different clients from 0 to {recipe.clients - 1}, at least one"
+                f"{path}: round {number}'s entry must list at least one client, each once, from 0 to {recipe.clients - 1}"
             )
     return [sorted(clients) for clients in rounds[: recipe.rounds]]

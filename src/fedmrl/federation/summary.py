@@ -31,7 +31,9 @@ def recorded_modes(recipe: Recipe) -> list[str]:
     return list(dict.fromkeys([shown_mode(recipe), *recipe.method.recorded_modes]))
 
 
-def summarise(recipe: Recipe, setting: Setting, snapshot: Snapshot, final: Accuracies, facts: Mapping[str, Any]) -> dict[str, Any]:
+def summarise(
+    recipe: Recipe, setting: Setting, snapshot: Snapshot, final: Accuracies, facts: Mapping[str, Any]
+) -> dict[str, Any]:
     """The whole of `summary.json` for a run that finished."""
     records = snapshot.records
     return {
@@ -39,15 +41,16 @@ def summarise(recipe: Recipe, setting: Setting, snapshot: Snapshot, final: Accur
         **facts,
         "accuracy": {
             whose: {
-                view: {mode: _last_and_best(records, whose, view, mode) for mode in recorded_modes(recipe)}
-                for view in final
+                view: {mode: _last_and_best(records, whose, view, mode) for mode in recorded_modes(recipe)} for view in final
             }
             for whose in ("all", "participants")
         },
         "inference": {
             view: {mode: mean(of_clients.values()) for mode, of_clients in modes.items()} for view, modes in final.items()
         },
-        "communication": {way: {what: sum(r[way][what] for r in records) for what in ("parameters", "bytes")} for way in ("up", "down")},
+        "communication": {
+            way: {what: sum(r[way][what] for r in records) for what in ("parameters", "bytes")} for way in ("up", "down")
+        },
         "flops": sum(r["flops"] for r in records),
         "targets": [
             cost_to_target(records, recipe.clients, target, whose, shown_view(recipe), shown_mode(recipe))
@@ -129,9 +132,7 @@ def client_rows(recipe: Recipe, setting: Setting, snapshot: Snapshot, final: Acc
     for client, own in enumerate(setting.splits):
         labels = np.unique(setting.data.y[own.train])
         accuracies = {
-            f"{view}_{mode}": of_clients[client]
-            for view, modes in final.items()
-            for mode, of_clients in modes.items()
+            f"{view}_{mode}": of_clients[client] for view, modes in final.items() for mode, of_clients in modes.items()
         }
         rows.append(
             {

@@ -60,8 +60,6 @@ class ClientNet(nn.Module):
     A client is its net: what is not in its `state_dict` is not kept from round to round.
     """
 
-    local: Split
-
     if TYPE_CHECKING:  # parts and buffers are the method's own
 
         def __getattr__(self, name: str) -> Any: ...

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fedmrl.messages import Tensors, Upload
-from fedmrl.methods.base import in_order
 
 
 def keep_uploads(server: Mapping[str, Tensor], uploads: Sequence[Upload], what: str) -> Tensors:

@@ -30,9 +30,7 @@ class FD(Method):
     def build(self, local: Split, task: Task) -> ClientNet:
         """Local, and the targets last received."""
         C = task.classes
-        return ClientNet(
-            {"local": local}, kept={"targets_CC": torch.zeros(C, C), "known_C": torch.zeros(C, dtype=torch.bool)}
-        )
+        return ClientNet({"local": local}, kept={"targets_CC": torch.zeros(C, C), "known_C": torch.zeros(C, dtype=torch.bool)})
 
     def receive(self, net: ClientNet, content: Mapping[str, Tensor]) -> None:
         """The new targets replace the old."""

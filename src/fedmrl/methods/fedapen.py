@@ -88,7 +88,7 @@ class FedAPEN(WeightSharing):
 
     def mix(self, net: ClientNet, local_BC: Tensor, small_BC: Tensor) -> Tensor:
         """The ensemble's logits."""
-        share = net.balance.value
+        share: Tensor = net.balance.value
         if self.ensemble == "logits":
             return share * local_BC + (1 - share) * small_BC
         # A logarithm of probabilities is a vector of logits: its softmax gives them back.

@@ -81,7 +81,7 @@ class FedProto(Method):
         return ce + self.prototype_weight * distance(net, batch, rep_BD, labels_BC), sums
 
     def _by_sample(self, net: ClientNet, batch: Batch, rep_BD: Tensor, labels_BC: Tensor) -> Tensor:
-        gap_B = (rep_BD - net.prototypes_CD[batch.y_B]).square().sum(dim=-1) / net.local.width
+        gap_B: Tensor = (rep_BD - net.prototypes_CD[batch.y_B]).square().sum(dim=-1) / net.local.width
         return batch.mean(gap_B * net.known_C[batch.y_B])
 
     def _by_class(self, net: ClientNet, batch: Batch, rep_BD: Tensor, labels_BC: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ class FedProto(Method):
         mean_CD = labels_BC.T @ rep_BD / count_C.clamp(min=1)[:, None]
         square_C = (mean_CD - net.prototypes_CD).square().sum(dim=-1)
         # A square root has no gradient at 0: where there is nothing to measure it is taken of 1 instead.
-        measured_C = net.known_C & (count_C > 0) & (square_C > 0)
+        measured_C: Tensor = net.known_C & (count_C > 0) & (square_C > 0)
         return (torch.where(measured_C, square_C, 1.0).sqrt() * measured_C).sum()
 
     def upload(self, net: ClientNet, sums: Sums, round_: Round) -> Tensors:

