@@ -40,11 +40,11 @@ def size(content: Mapping[str, Tensor]) -> Size:
 
 
 def copy(content: Mapping[str, Tensor]) -> Tensors:
-    """The same tensors with memory of their own.
+    """The same tensors with memory of their own, laid out row by row.
 
     What a client sends must be a copy: an upload that aliases a live model changes when that model trains on.
     """
-    return {name: tensor.detach().clone() for name, tensor in content.items()}
+    return {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in content.items()}
 
 
 def weighted_mean(contents: Iterable[Mapping[str, Tensor]], weights: Iterable[float]) -> Tensors:

@@ -62,19 +62,21 @@ class RunFolder:
         summary: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
         return summary if summary.get("status") == "finished" else None
 
-    def records(self) -> tuple[dict[str, Any], ...]:
-        """All rounds that were written down."""
-        return tuple(json.loads(line) for line in (self.path / "rounds.jsonl").read_text().splitlines())
+    def records(self, rounds: int) -> tuple[dict[str, Any], ...]:
+        """The first so many rounds. What comes after them may be cut off in the middle of a line."""
+        path = self.path / "rounds.jsonl"
+        lines = path.read_text().splitlines() if path.is_file() else []
+        if len(lines) < rounds:
+            raise UserError(f"{path} has lost rounds; the run cannot go on, start it anew in another folder")
+        return tuple(json.loads(line) for line in lines[:rounds])
 
     def load(self, device: torch.device) -> Snapshot | None:
         """The last whole round that was saved, with its records; the log is cut back to it."""
         snapshot = self.checkpoint.load(device)
         if snapshot is None:
+            write_whole(self.path / "rounds.jsonl", "")
             return None
-        records = self.records()[: snapshot.rounds]
-        if len(records) < snapshot.rounds:
-            raise UserError(f"{self.path / 'rounds.jsonl'} has lost rounds; the run cannot go on, start it anew elsewhere")
-        snapshot = replace(snapshot, records=records)
+        snapshot = replace(snapshot, records=self.records(snapshot.rounds))
         self.write_records(snapshot)
         return snapshot
 

@@ -61,7 +61,7 @@ def run(
     if folder_path is not None:
         folder = (RunFolder.reopen if resume else RunFolder.create)(folder_path, recipe, setting.splits)
         if resume and (summary := folder.finished()):
-            return Run(recipe, summary, folder.records(), folder_path)
+            return Run(recipe, summary, folder.records(recipe.rounds), folder_path)
     done = Federation(recipe, setting, who, engine, folder).run(on_round or (lambda _: None))
     if folder and not keep_checkpoint:
         folder.checkpoint.remove()

@@ -13,7 +13,7 @@ from fedmrl.data.sources import Dataset
 from fedmrl.engines import Setting
 from fedmrl.errors import UserError
 from fedmrl.models import CNN, ModelSpec, Split
-from fedmrl.randomness import generator
+from fedmrl.randomness import generator, torch_seeded
 
 Schedule = list[list[int]]
 
@@ -37,8 +37,8 @@ def prepare(recipe: Recipe, device: torch.device, models: Sequence[ModelSpec] | 
 
 def _check_models(setting: Setting, data: Dataset) -> None:
     built: dict[ModelSpec, Split] = {}
-    for spec in setting.models:
-        if spec not in built:
+    with torch_seeded(setting.seed, "check"):
+        for spec in set(setting.models):
             built[spec] = spec.build(data.shape, len(data.classes))
     clients = [built[spec] for spec in setting.models]
     setting.method.check(clients, [spec.label for spec in setting.models])

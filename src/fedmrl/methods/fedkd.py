@@ -126,7 +126,7 @@ def factor(update: Mapping[str, Tensor], energy: float) -> Tensors:
         kept = s.square().cumsum(0)
         rank = int((kept <= energy * kept[-1]).sum()) + 1
         if rank * (sum(matrix.shape) + 1) < matrix.numel():
-            content |= {f"{name}:u": u[:, :rank].clone(), f"{name}:s": s[:rank].clone(), f"{name}:v": v[:rank].clone()}
+            content |= copy({f"{name}:u": u[:, :rank], f"{name}:s": s[:rank], f"{name}:v": v[:rank]})
         else:
             content[name] = tensor.clone()
     return content

@@ -8,15 +8,7 @@ import numpy as np
 Summaries = Mapping[str, Sequence[Mapping[str, Any]]]
 """The summaries of each method, one for each seed."""
 
-COLUMNS = (
-    "method",
-    "all clients, last round",
-    "best round",
-    "worst client",
-    "sent a client",
-    "compute a client",
-    "time",
-)
+COLUMNS = ("method", "accuracy", "best", "worst client", "sent", "compute", "time")
 DASH = "–"
 
 

@@ -1,0 +1,139 @@
+"""What every engine must do, whatever the method. A new engine plugs in by naming itself in a subclass."""
+
+import math
+from typing import ClassVar
+
+import pytest
+import torch
+from tiny import ALL_METHODS, tiny_recipe
+
+from fedmrl.engines import Engine, Turn
+from fedmrl.errors import DivergedError
+from fedmrl.federation.setup import prepare
+from fedmrl.messages import Upload, copy
+from fedmrl.methods import METHODS, Round, WeightSharing
+
+CPU = torch.device("cpu")
+SHARING = [name for name in ALL_METHODS if issubclass(METHODS[name], WeightSharing)]
+FEDMRL = [{}, {"method__mrl": False}, {"method__header": "shared"}, {"method__projector": "mlp"}, {"method__lr_projector": 0.1}]
+
+
+class EngineContract:
+    """Subclass it, and set `engine`."""
+
+    engine: ClassVar[type[Engine]]
+
+    def start(self, method, **settings):
+        setting = prepare(tiny_recipe(method, **settings), CPU)
+        states = {k: copy(setting.fresh_net(k).state_dict()) for k in range(4)}
+        server = setting.method.start(setting.fresh_net(None))
+        return self.engine(setting), setting, states, server
+
+    def turns(self, setting, states, server, clients, earlier=0):
+        return [Turn(k, states[k], setting.method.answer(server, k, None), earlier) for k in clients]
+
+    @pytest.mark.parametrize("method", ALL_METHODS)
+    def test_a_clients_result_does_not_depend_on_who_trained_before_it(self, method):
+        # Catches momentum, running state or weights that leak from client to client. 0 and 2 have the same model.
+        engine, setting, states, server = self.start(method, training__momentum=0.9)
+        for round_, earlier in ((Round(0, 3), 0), (Round(1, 3), 1)):
+            together = engine.train(round_, self.turns(setting, states, server, [0, 1, 2], earlier))
+            alone = self.engine(setting).train(round_, self.turns(setting, states, server, [2], earlier))[0]
+            assert_same(together[2].state, alone.state)
+            assert_same(together[2].upload, alone.upload)
+            assert together[2].loss == alone.loss
+
+    @pytest.mark.parametrize("method", ALL_METHODS)
+    def test_training_twice_gives_the_same(self, method):
+        engine, setting, states, server = self.start(method)
+        one, two = (engine.train(Round(0, 3), self.turns(setting, states, server, [1]))[0] for _ in range(2))
+        assert_same(one.state, two.state)
+
+    @pytest.mark.parametrize("method", ALL_METHODS)
+    def test_what_goes_in_is_not_changed(self, method):
+        engine, setting, states, server = self.start(method)
+        before, sent = {k: copy(s) for k, s in states.items()}, copy(server)
+        turns = self.turns(setting, states, server, [0, 1, 2, 3], earlier=1)
+        received = [copy(turn.received) for turn in turns]
+        outcomes = engine.train(Round(1, 3), turns)
+        engine.evaluate([Turn(o.client, o.state, turn.received) for o, turn in zip(outcomes, turns, strict=True)], ["local"])
+        for k in states:
+            assert_same(states[k], before[k])
+        assert_same(server, sent)
+        for turn, content in zip(turns, received, strict=True):
+            assert_same(turn.received, content)
+
+    @pytest.mark.parametrize("method", ALL_METHODS)
+    def test_no_two_tensors_that_come_out_share_memory(self, method):
+        # The authors' code uploads one tensor from every client: the last one's weights replace the average.
+        engine, setting, states, server = self.start(method)
+        outcomes = engine.train(Round(0, 3), self.turns(setting, states, server, [0, 2]))
+        again = engine.train(Round(1, 3), [Turn(o.client, o.state, None, 1) for o in outcomes])
+        tensors = [t for o in outcomes + again for part in (o.state, o.upload) for t in part.values() if t.numel()]
+        memory = [t.untyped_storage().data_ptr() for t in tensors]
+        assert len(set(memory)) == len(memory)
+
+    @pytest.mark.parametrize("method", SHARING)
+    def test_uploads_stay_as_they_were_when_their_client_trains_on(self, method):
+        engine, setting, states, server = self.start(method)
+        first = engine.train(Round(0, 3), self.turns(setting, states, server, [0]))[0]
+        sent = copy(first.upload)
+        engine.train(Round(1, 3), [Turn(0, first.state, None, 1), *self.turns(setting, states, server, [2])])
+        assert_same(first.upload, sent)
+
+    @pytest.mark.parametrize("method", SHARING)
+    def test_nothing_private_is_in_an_upload(self, method):
+        engine, setting, states, server = self.start(method)
+        outcome = engine.train(Round(0, 3), self.turns(setting, states, server, [0]))[0]
+        for name in outcome.upload:
+            assert name.startswith(tuple(f"{part}." for part in setting.method.shares)), name
+
+    @pytest.mark.parametrize("settings", FEDMRL)
+    def test_fedmrls_variants_train_all_their_parts(self, settings):
+        engine, setting, states, server = self.start("fedmrl", **settings)
+        outcome = engine.train(Round(0, 3), self.turns(setting, states, server, [1]))[0]
+        received = {**states[1], **server}
+        for part in ("local.extractor", "local.header", "small.extractor", "projector"):
+            names = [name for name in received if name.startswith(part)]
+            assert names and all(not torch.equal(outcome.state[name], received[name]) for name in names), part
+
+    @pytest.mark.parametrize("method", ALL_METHODS)
+    def test_evaluation_counts_every_test_sample_exactly(self, method):
+        engine, setting, states, server = self.start(method)
+        outcome = engine.train(Round(0, 3), self.turns(setting, states, server, [0]))[0]
+        uploads = [Upload(0, 10, outcome.upload)]
+        server = setting.method.aggregate(server, uploads, Round(0, 3))
+        received = setting.method.answer(server, 0, None)
+        counted = engine.evaluate([Turn(0, outcome.state, received)], setting.method.modes)[0]
+        net = setting.fresh_net(0)
+        net.load_state_dict(outcome.state)
+        setting.method.receive(net, received)
+        net.eval()
+        data, right = setting.data, dict.fromkeys(setting.method.modes, 0)
+        for index in setting.splits[0].test:
+            x = (torch.from_numpy(data.x[index : index + 1]).double() - data.mean.item()) / data.std.item()
+            for mode in right:
+                scores = setting.method.predict(net, x, mode)[0]
+                right[mode] += int(scores.argmax() == data.y[index] and scores.max() > -math.inf)
+        assert counted == right
+
+    def test_augmentation_changes_training_and_is_the_same_again(self):
+        settings = {"training__augment__flip": True, "training__augment__crop": 2, "training__augment__erase": 0.5}
+        engine, setting, states, server = self.start("fedmrl", **settings)
+        one, two = (engine.train(Round(0, 3), self.turns(setting, states, server, [0]))[0] for _ in range(2))
+        plain_engine, plain, _, _ = self.start("fedmrl")
+        three = plain_engine.train(Round(0, 3), self.turns(plain, states, server, [0]))[0]
+        assert_same(one.state, two.state)
+        assert one.loss != three.loss
+
+    def test_a_loss_that_becomes_nan_names_the_client_and_the_round(self):
+        engine, setting, states, server = self.start("standalone")
+        states[2]["local.header.bias"][0] = math.nan
+        with pytest.raises(DivergedError, match="client 2's loss became NaN or infinite in round 2"):
+            engine.train(Round(1, 3), self.turns(setting, states, server, [0, 2]))
+
+
+def assert_same(one, two):
+    assert one.keys() == two.keys()
+    for name in one:
+        assert torch.equal(one[name], two[name]), name

@@ -1,0 +1,168 @@
+"""A run that was stopped and goes on ends bit for bit where one that was not stopped ends."""
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from tiny import ALL_METHODS, tiny_recipe
+
+import fedmrl
+from fedmrl.errors import InterruptedRun, UserError
+from fedmrl.federation.checkpoint import Checkpoint, Snapshot
+
+
+def stop_after(rounds):
+    def on_round(record):
+        if record["round"] == rounds:
+            raise KeyboardInterrupt
+
+    return on_round
+
+
+def without_times(record):
+    return {key: value for key, value in record.items() if key != "seconds"}
+
+
+def assert_same_end(one: Path, two: Path):
+    for name in ("config.toml", "split.json", "clients.csv"):
+        assert (one / name).read_text() == (two / name).read_text()
+    summaries = [without_times(json.loads((folder / "summary.json").read_text())) for folder in (one, two)]
+    assert summaries[0] == summaries[1]
+    records = [[without_times(json.loads(line)) for line in (f / "rounds.jsonl").read_text().splitlines()] for f in (one, two)]
+    assert records[0] == records[1]
+    states = [json.loads((folder / "checkpoint" / "state.json").read_text()) for folder in (one, two)]
+    assert states[0]["clients"].keys() == states[1]["clients"].keys()
+    names = [(states[0]["server"], states[1]["server"])]
+    names += [(states[0]["clients"][k], states[1]["clients"][k]) for k in states[0]["clients"]]
+    for a, b in names:
+        first, second = load_file(one / "checkpoint" / a), load_file(two / "checkpoint" / b)
+        assert first.keys() == second.keys()
+        assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+@given(st.sampled_from(ALL_METHODS), st.integers(1, 3), st.integers(0, 50), st.sampled_from(["fp32", "fp64"]))
+@settings(max_examples=16)
+@example("fedmrl", 1, 0, "fp32")
+@example("fedkd", 2, 0, "fp32")
+@example("fedapen", 2, 0, "fp32")
+@example("fedproto", 1, 0, "fp32")
+@example("fd", 1, 0, "fp32")
+@example("fml", 1, 0, "fp32")
+@example("lg-fedavg", 1, 0, "fp32")
+@example("standalone", 1, 0, "fp32")
+def test_resuming_equals_not_stopping(method, stop, seed, precision):
+    recipe = tiny_recipe(method, rounds=4, seed=seed, training__precision=precision)
+    with TemporaryDirectory() as folder:
+        whole, parts = Path(folder) / "whole", Path(folder) / "parts"
+        fedmrl.run(recipe, out=whole)
+        with pytest.raises(InterruptedRun, match=f"stopped after round {stop} of 4, which is kept"):
+            fedmrl.run(recipe, out=parts, on_round=stop_after(stop))
+        fedmrl.run(recipe, out=parts, resume=True)
+        assert_same_end(whole, parts)
+
+
+def test_a_round_cut_short_leaves_no_trace(tmp_path, monkeypatch):
+    from fedmrl.engines import ReferenceEngine
+
+    recipe = tiny_recipe("fedmrl", rounds=3)
+    fedmrl.run(recipe, out=tmp_path / "whole")
+    real, calls = ReferenceEngine._train_one, []
+
+    def interrupted(self, round_, turn):
+        outcome = real(self, round_, turn)
+        calls.append(turn)
+        if len(calls) == 4:  # in the second round, after one of its two clients has trained
+            raise KeyboardInterrupt
+        return outcome
+
+    monkeypatch.setattr(ReferenceEngine, "_train_one", interrupted)
+    with pytest.raises(InterruptedRun, match="stopped after round 1 of 3"):
+        fedmrl.run(recipe, out=tmp_path / "parts")
+    monkeypatch.undo()
+    fedmrl.run(recipe, out=tmp_path / "parts", resume=True)
+    assert_same_end(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_log_that_is_ahead_of_the_checkpoint_is_cut_back(tmp_path):
+    recipe = tiny_recipe("fedmrl", rounds=3)
+    fedmrl.run(recipe, out=tmp_path / "whole")
+    with pytest.raises(InterruptedRun):
+        fedmrl.run(recipe, out=tmp_path / "parts", on_round=stop_after(1))
+    with (tmp_path / "parts" / "rounds.jsonl").open("a") as file:
+        file.write('{"round": 2, "half')  # as a power cut would leave it
+    fedmrl.run(recipe, out=tmp_path / "parts", resume=True)
+    assert_same_end(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_resuming_before_the_first_checkpoint_starts_over(tmp_path):
+    import shutil
+
+    recipe = tiny_recipe("fml", rounds=2)
+    fedmrl.run(recipe, out=tmp_path / "whole")
+    with pytest.raises(InterruptedRun):
+        fedmrl.run(recipe, out=tmp_path / "parts", on_round=stop_after(1))
+    shutil.rmtree(tmp_path / "parts" / "checkpoint")
+    fedmrl.run(recipe, out=tmp_path / "parts", resume=True)
+    assert_same_end(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_resuming_a_finished_run_gives_its_result_and_trains_nothing(tmp_path):
+    recipe = tiny_recipe("standalone", rounds=1)
+    first = fedmrl.run(recipe, out=tmp_path / "run")
+    again = fedmrl.run(recipe, out=tmp_path / "run", resume=True, on_round=lambda _: pytest.fail("it trained"))
+    assert again.summary == first.summary and len(again.records) == 1
+
+
+def test_a_changed_recipe_is_refused_by_what_changed(tmp_path):
+    fedmrl.run(tiny_recipe("fedmrl", rounds=1), out=tmp_path / "run")
+    with pytest.raises(UserError) as refusal:
+        fedmrl.run(tiny_recipe("fedmrl", rounds=1, training__lr=0.5, training__clip=1.0), out=tmp_path / "run", resume=True)
+    assert "training.clip was not set, is now 1.0; training.lr was 0.05, is now 0.5" in str(refusal.value)
+
+
+def test_a_changed_split_is_refused(tmp_path):
+    recipe = tiny_recipe("standalone", rounds=1)
+    fedmrl.run(recipe, out=tmp_path / "run")
+    (tmp_path / "run" / "split.json").write_text("{}")
+    with pytest.raises(UserError, match="the data has changed since"):
+        fedmrl.run(recipe, out=tmp_path / "run", resume=True)
+
+
+def test_what_holds_no_run_cannot_be_resumed(tmp_path):
+    with pytest.raises(UserError, match="holds no run to resume"):
+        fedmrl.run(tiny_recipe(), out=tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("harm", ["state", "server", "log"])
+def test_a_damaged_checkpoint_is_refused_in_a_sentence(tmp_path, harm):
+    recipe = tiny_recipe("fedmrl", rounds=2)
+    with pytest.raises(InterruptedRun):
+        fedmrl.run(recipe, out=tmp_path / "run", on_round=stop_after(1))
+    folder = tmp_path / "run" / "checkpoint"
+    if harm == "log":
+        (tmp_path / "run" / "rounds.jsonl").write_text("")
+    else:
+        path = folder / "state.json" if harm == "state" else next(folder.glob("server-*"))
+        path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(UserError, match="has lost rounds" if harm == "log" else "is damaged"):
+        fedmrl.run(recipe, out=tmp_path / "run", resume=True)
+
+
+def test_the_checkpoint_holds_the_newest_files_only(tmp_path):
+    checkpoint = Checkpoint(tmp_path)
+    one, two = {"w": torch.ones(2)}, {"w": torch.zeros(2)}
+    checkpoint.save(Snapshot(1, {"s": torch.ones(1)}, {0: one, 1: one}))
+    checkpoint.save(Snapshot(2, {"s": torch.ones(1)}, {0: one, 1: two}))
+    names = sorted(path.name for path in tmp_path.glob("*.safetensors"))
+    assert names == [
+        "client-00000-round-00001.safetensors",
+        "client-00001-round-00002.safetensors",
+        "server-round-00002.safetensors",
+    ]
+    loaded = Checkpoint(tmp_path).load(torch.device("cpu"))
+    assert loaded is not None and torch.equal(loaded.states[1]["w"], two["w"])
