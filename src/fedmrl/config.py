@@ -70,7 +70,7 @@ class Recipe(Table):
     seed: Annotated[int, Field(ge=0)] = Field(0, description="everything random follows from it")
     rounds: Annotated[int, Field(ge=1)] = Field(100, description="how many rounds are trained")
     clients: Annotated[int, Field(ge=1)] = Field(10, description="how many clients there are")
-    participation: Annotated[float, Field(gt=0, le=1)] | str = Field(
+    participation: Annotated[float, Field(gt=0, le=1)] | Annotated[str, Field(min_length=1)] = Field(
         1.0, description="the share of clients in a round, or a JSON file that lists the clients of each round"
     )
     data: DataTable = DataTable()
@@ -83,7 +83,9 @@ class Recipe(Table):
     @field_validator("participation", mode="before")
     @classmethod
     def _no_bool(cls, value: Any) -> Any:
-        return "" if isinstance(value, bool) else value
+        if isinstance(value, bool):
+            raise ValueError("it must be a share, as 0.2, or the name of a JSON file")
+        return value
 
     def resolved(self) -> dict[str, Any]:
         """All of it as plain data, defaults written out; what is not set is left out."""
@@ -257,7 +259,8 @@ def known_keys(method: type[Method]) -> dict[str, Any]:
 
 def _sentence(error: ValidationError, plain: Mapping[str, Any], source: str, method: type[Method], prefix: str = "") -> str:
     """The first thing wrong, as what, where, and what to do."""
-    problem = error.errors()[0]
+    # Of the branches of a union, the one that got furthest into what the user wrote is the one that was meant.
+    problem = max(error.errors(), key=lambda one: len(_where(one["loc"], plain)[0]))
     key, value = _where(problem["loc"], plain)
     context = problem.get("ctx", {})
     key = f"{prefix}{key}"
@@ -266,7 +269,8 @@ def _sentence(error: ValidationError, plain: Mapping[str, Any], source: str, met
             return f"{source}: there is no key {key}{_nearest(key, method)}"
         case "value_error":
             where = key.rstrip(".")
-            return f"{source}: {where}{': ' if where else ''}{context['error']}"
+            said = "" if isinstance(value, Mapping) else f" is {value!r}"
+            return f"{source}: {where}{said}{'; ' if said else ': ' if where else ''}{context['error']}"
         case "literal_error":
             wanted = f"choose {context['expected'].replace(' or ', ', ')}"
         case "greater_than":

@@ -1,0 +1,285 @@
+"""The command line: what it prints, the sentence and the exit code of every mistake, and what it leaves behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny import CNNS, data_file
+
+from fedmrl import cli
+
+
+def sets(*settings):
+    return [word for setting in settings for word in ("--set", setting)]
+
+
+SHAPES = json.dumps(CNNS).replace(":", " =")
+PLAIN = sets(
+    "data.name=arrays",
+    f"data.file={data_file()}",
+    "clients=4",
+    "participation=0.5",
+    "partition.classes_per_client=2",
+    f"models.local={SHAPES}",
+    "rounds=2",
+    "training.epochs=1",
+)
+TINY = [*PLAIN, *sets("method.d1=3")]
+
+
+@pytest.fixture
+def fedmrl(monkeypatch, capsys, tmp_path):
+    """Call the program in an empty folder; gives its exit code and what it printed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["fedmrl", *map(str, arguments)])
+        code = 0
+        handler = signal.getsignal(signal.SIGTERM)
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code or 0
+        finally:
+            signal.signal(signal.SIGTERM, handler)
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return call
+
+
+def left_behind(folder="."):
+    return sorted(str(path) for path in Path(folder).rglob("*"))
+
+
+def test_run_writes_a_whole_folder_and_says_what_came_out(fedmrl):
+    code, out, _ = fedmrl("run", "quickstart", *TINY)
+    assert code == 0
+    folder = Path("runs/quickstart-fedmrl-1")
+    expected = ["checkpoint", "clients.csv", "config.toml", "rounds.jsonl", "split.json", "summary.json"]
+    assert sorted(p.name for p in folder.iterdir()) == expected
+    summary = json.loads((folder / "summary.json").read_text())
+    final = summary["accuracy"]["all"]["aggregated"]["mix-large"]["last"]
+    assert f"right on {final:.1%} of their test samples" in out and str(folder) in out
+    assert len((folder / "rounds.jsonl").read_text().splitlines()) == 2
+    assert len((folder / "clients.csv").read_text().splitlines()) == 5
+    assert not list(folder.rglob("*.pkl")) and not list(folder.rglob("*.pt"))
+
+
+def test_each_run_without_out_gets_a_folder_of_its_own(fedmrl):
+    for _ in range(2):
+        assert fedmrl("run", "quickstart", *TINY)[0] == 0
+    assert sorted(p.name for p in Path("runs").iterdir()) == ["quickstart-fedmrl-1", "quickstart-fedmrl-2"]
+
+
+def test_a_runs_own_config_gives_the_same_numbers_again(fedmrl):
+    fedmrl("run", "quickstart", *TINY, "--out", "one")
+    fedmrl("run", "one/config.toml", "--out", "two")
+    fedmrl("run", "one", "--set", "partition.kind=given", "--set", "partition.file=one/split.json", "--out", "three")
+    first, *others = (json.loads(Path(f, "summary.json").read_text()) for f in ("one", "two", "three"))
+    for other in others:
+        assert {k: v for k, v in other.items() if k != "seconds"} == {k: v for k, v in first.items() if k != "seconds"}
+
+
+def test_json_is_the_only_thing_on_standard_output(fedmrl):
+    code, out, err = fedmrl("run", "quickstart", *TINY, "--json")
+    assert code == 0 and json.loads(out)["status"] == "finished"
+    assert "round 2/2" in err and "s left" in err
+
+
+def test_compare_gives_one_table_one_figure_and_the_same_split_to_all(fedmrl):
+    code, out, err = fedmrl("compare", "quickstart", *TINY, "--methods", "fedmrl,standalone,fedproto", "--out", "c")
+    assert code == 0, err
+    assert all(title in out for title in ("FedMRL", "Standalone", "FedProto", "accuracy.png"))
+    table = Path("c/table.md").read_text()
+    assert table.startswith("| method | accuracy |") and len(table.splitlines()) == 5
+    assert Path("c/accuracy.png").read_bytes().startswith(b"\x89PNG") and "<svg" in Path("c/accuracy.svg").read_text()
+    assert len({Path(f"c/{m}/split.json").read_text() for m in ("fedmrl", "standalone", "fedproto")}) == 1
+    assert not list(Path("c").rglob("*.safetensors")), "a comparison keeps no checkpoints once it is finished"
+
+
+def test_compare_over_seeds_tells_mean_and_spread(fedmrl):
+    code, out, err = fedmrl("compare", "quickstart", *PLAIN, "--methods", "fd,fml", "--seeds", "0,1", "--json", "--out", "c")
+    assert code == 0, err
+    assert [run["seed"] for run in json.loads(out)["methods"]["fd"]] == [0, 1]
+    assert "±" in Path("c/table.md").read_text()
+
+
+def test_compare_goes_on_when_one_method_diverges_and_prints_a_dash(fedmrl):
+    diverging = sets("method.prototype_weight=1e38", "rounds=3", "participation=1.0")
+    code, out, err = fedmrl("compare", "quickstart", *PLAIN, *diverging, "--methods", "fedproto,standalone", "--out", "c")
+    assert code == 0
+    assert "–" in next(line for line in out.splitlines() if "FedProto" in line)
+    assert "%" in next(line for line in out.splitlines() if "Standalone" in line)
+    summary = json.loads(Path("c/fedproto/summary.json").read_text())
+    assert summary["status"] == "diverged" and set(summary["diverged"]) == {"client", "round", "reason"}
+    assert "fedproto, seed 0: client" in err
+
+
+def test_a_diverging_run_exits_3_and_says_who_and_when(fedmrl):
+    code, _, err = fedmrl("run", "quickstart", *TINY, "--set", "training.lr=1e30", "--out", "r")
+    assert code == 3
+    assert err.splitlines()[-1].startswith("fedmrl: client ") and "became NaN or infinite in round" in err
+    summary = json.loads(Path("r/summary.json").read_text())
+    assert summary["status"] == "diverged" and summary["diverged"]["round"] >= 1
+
+
+def test_an_interrupted_comparison_goes_on(fedmrl, monkeypatch):
+    from fedmrl.engines import ReferenceEngine
+
+    real, calls = ReferenceEngine._train_one, []
+
+    def stop(self, round_, turn):
+        calls.append(turn)
+        if len(calls) == 6:
+            raise KeyboardInterrupt
+        return real(self, round_, turn)
+
+    command = ["compare", "quickstart", *TINY, "--methods", "fedmrl,standalone", "--out", "c"]
+    monkeypatch.setattr(ReferenceEngine, "_train_one", stop)
+    code, _, err = fedmrl(*command)
+    assert code == 130 and "stopped after round 0 of 2" in err and "--out c --resume" in err
+    monkeypatch.setattr(ReferenceEngine, "_train_one", real)
+    code, out, _ = fedmrl(*command, "--resume")
+    assert code == 0 and "Standalone" in out
+
+
+MISTAKES = [
+    (["run", "broken.toml"], "broken.toml is not TOML"),
+    (["run", "nothing.toml"], "nothing.toml cannot be read"),
+    (["run", "quikstart"], "did you mean 'quickstart'?"),
+    (["run", "quickstart", "--set", "training.batchsize=3"], "no key training.batchsize; did you mean training.batch_size?"),
+    (["run", "quickstart", "--set", "participation=0"], "participation is 0; it must be above 0"),
+    (["run", "quickstart", "--set", "method.d1=600"], "method.d1 is 600, more than client 0's representation (500, CNN-1)"),
+    (["run", "quickstart", "--set", "partition.kind=dirichlet", "--set", "partition.alpha=0"], "partition.alpha is 0"),
+    (["run", "quickstart", "--set", "partition.classes_per_client=11"], "and digits has 10 classes; choose 1 to 10"),
+    (["run", "quickstart", *sets("clients=3", "partition.classes_per_client=2")], "2 × 3 = 6, less than the 10 classes"),
+    (["run", "quickstart", "--set", "training.batch_size=0"], "training.batch_size is 0; it must be at least 1"),
+    (["run", "quickstart", "--set", "clients=2000"], "clients is 2000, more than the 1797 samples of digits"),
+    (
+        ["run", "quickstart", *sets("partition.kind=dirichlet", "partition.alpha=0.01", "partition.tries=5")],
+        "gave some client fewer than 10 samples in each of 5 tries",
+    ),
+    (["run", "paper/cifar10-n10", "--set", "data.dir=."], "data_batch_1.bin is missing and 5 more"),
+    (["run", "corrupt"], "is not the official file (its MD5 differs)"),
+    (["run", "quickstart", "--set", "data.name=arrays", "--set", "data.file=bad.npz"], "cannot be read as an .npz file"),
+    (["run", "quickstart", "--out", "used"], "used already holds a run; name another --out, or go on with it by --resume"),
+    (["run", "quickstart", "--out", "full"], "full is not empty; name a new folder"),
+    (["run", "quickstart", "--out", "broken.toml"], "broken.toml is a file; --out must name a folder"),
+    (["run", "quickstart", "--out", "used", "--resume"], "used was started with another recipe: "),
+    (["run", "quickstart", "--out", "full", "--resume"], "full holds no run to resume"),
+    (["run", "quickstart", "--resume"], "--resume needs to know which run"),
+    (["run", "quickstart", "--device", "gpu"], "--device: there is no 'gpu'"),
+    (["run", "quickstart", "--engine", "fast"], "--engine: there is no 'fast'"),
+    (["run", "vectors"], "takes images of at least 16×16 pixels"),
+    (["run", "unlike", "--set", "method.name=lg-fedavg"], "client 0 (CNN(2-2-8-6)) has one of shape [10, 6] where client 1 "),
+    (["run", "unlike", "--set", "method.name=fedproto"], "client 0 (CNN(2-2-8-6)) has 6 dimensions where client 1 "),
+    (["compare", "unlike", "--methods", "standalone,lg-fedavg"], "lg-fedavg averages headers"),
+    (["compare", "quickstart", "--methods", "fedmrl,fedavg"], "--methods: there is no 'fedavg'"),
+    (["compare", "quickstart", "--methods", "fd,fd"], "name different methods"),
+    (["compare", "quickstart", "--seeds", "a"], "give whole numbers separated by commas"),
+    (["compare", "quickstart", "--seeds", "1,1"], "seeds must be different"),
+    (["compare", "quickstart", "--methods", "fml,fd", "--set", "method.d1=3"], "none of fml, fd has a field 'd1'"),
+    (["compare", "quickstart", "--resume"], "name its folder with --out"),
+    (["partition", "quickstart", "--out", "who.txt"], "name a .png, .svg or .pdf file"),
+    (["partition", "quickstart", "--out", "no/who.png"], "there is no folder no"),
+    (["models", "--shape", "3x32"], "give channels × height × width"),
+    (["models", "--shape", "0x32x32"], "at least one channel"),
+    (["models", "--shape", "3x8x8"], "at least 16×16 pixels"),
+    (["data", "digits"], "it comes with scikit-learn"),
+    (["data", "cifar1"], "did you mean 'cifar10'?"),
+    (["data", "cifar100", "--source", "npm"], "has cifar10 only"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def mishaps(tmp_path):
+    """The files and folders that the mistakes need."""
+    (tmp_path / "broken.toml").write_text("rounds = = 1")
+    (tmp_path / "bad.npz").write_text("no")
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "config.toml").write_text("rounds = 1\n")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letter.txt").write_text("dear")
+    for number in range(1, 6):
+        path = tmp_path / "cifar" / "cifar-10-batches-bin" / f"data_batch_{number}.bin"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"corrupt")
+    (tmp_path / "cifar" / "cifar-10-batches-bin" / "test_batch.bin").write_bytes(b"corrupt")
+    (tmp_path / "corrupt.toml").write_text('[data]\nname = "cifar10"\ndir = "cifar"\n')
+    np.savez(tmp_path / "vectors.npz", x=np.random.default_rng(0).normal(size=(40, 5)), y=np.arange(40) % 2)
+    (tmp_path / "vectors.toml").write_text('clients = 2\n[data]\nname = "arrays"\nfile = "vectors.npz"\n')
+    (tmp_path / "unlike.toml").write_text(
+        "[models]\nlocal = [{conv1 = 2, conv2 = 2, fc1 = 8, fc2 = 6}, {conv1 = 2, conv2 = 2, fc1 = 8, fc2 = 5}]\n"
+        '[method]\nname = "standalone"\n'
+    )
+
+
+@pytest.mark.parametrize(("command", "sentence"), MISTAKES, ids=[" ".join(c)[:60] for c, _ in MISTAKES])
+def test_a_mistake_is_one_sentence_and_exit_code_2_and_leaves_nothing_behind(fedmrl, mishaps, command, sentence):
+    command = [f"{word}.toml" if word in ("corrupt", "vectors", "unlike") else word for word in command]
+    before = left_behind()
+    code, out, err = fedmrl(*command)
+    assert (code, out) == (2, "" if command[0] != "partition" else out)
+    assert sentence in err and err.startswith("fedmrl: ") and err.count("\n") == 1, err
+    assert left_behind() == before
+
+
+def test_partition_prints_a_table_and_a_picture(fedmrl):
+    code, out, _ = fedmrl("partition", "quickstart", "--out", "who.png")
+    assert code == 0 and "CNN-5" in out and Path("who.png").read_bytes().startswith(b"\x89PNG")
+    code, out, _ = fedmrl("partition", "quickstart", "--json")
+    rows = json.loads(out)["clients"]
+    assert code == 0 and sum(sum(r["train"]) + sum(r["test"]) for r in rows) == 1797
+
+
+def test_models_prints_the_five_sizes(fedmrl):
+    code, out, _ = fedmrl("models")
+    assert code == 0
+    assert all(n in out for n in ("2,621,558", "1,815,142", "1,320,558", "1,060,358", "670,058"))
+    assert json.loads(fedmrl("models", "--json")[1])["cnn-5"]["parameters"] == 670_058
+
+
+def test_methods_and_recipes_list_what_there_is(fedmrl):
+    _, out, _ = fedmrl("methods")
+    assert "method.d1 = 100" in out and "fedapen" in out
+    assert json.loads(fedmrl("methods", "--json")[1])["fd"]["fields"]["gamma"]["default"] == 1.0
+    _, out, _ = fedmrl("recipes")
+    assert "quickstart" in out and "paper/cifar100-n50-homogeneous" in out
+    assert "training.lr" in fedmrl("recipes", "--keys")[1]
+    assert "paper/cifar10-n100" in json.loads(fedmrl("recipes", "--json")[1])
+    assert json.loads(fedmrl("recipes", "--keys", "--json")[1])["rounds"]["default"] == 100
+
+
+def test_help_and_no_arguments_explain_themselves(fedmrl):
+    assert "compare" in fedmrl("--help")[1]
+    assert fedmrl("run", "--help")[0] == 0
+
+
+def start(folder, *arguments):
+    program = [sys.executable, "-c", "from fedmrl.cli import main; main()", *map(str, arguments)]
+    return subprocess.Popen(program, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_exits_130_keeps_the_last_whole_round_and_says_how_to_go_on(tmp_path, how):
+    arguments = ["run", "quickstart", *TINY, "--set", "rounds=2000", "--out", "r"]
+    process = start(tmp_path, *arguments)
+    log = tmp_path / "r" / "rounds.jsonl"
+    until = time.monotonic() + 120
+    while time.monotonic() < until and not (log.exists() and log.read_text().count("\n") >= 3):
+        time.sleep(0.05)
+    process.send_signal(how)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    done = json.loads((tmp_path / "r" / "checkpoint" / "state.json").read_text())["rounds"]
+    assert f"fedmrl: stopped after round {done} of 2000, which is kept; go on with: fedmrl run r --resume" in err
+    assert log.read_text().count("\n") == done >= 3
+    assert "Traceback" not in err

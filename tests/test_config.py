@@ -1,0 +1,131 @@
+import pytest
+from tiny import tiny_recipe
+
+from fedmrl.config import Recipe, known_keys, known_recipes, load_named, load_recipe, parse_recipe
+from fedmrl.errors import UserError
+from fedmrl.methods import METHODS
+
+
+@pytest.mark.parametrize("name", sorted(known_recipes()))
+def test_every_recipe_that_comes_along_is_whole_and_serves_every_method(name):
+    recipe = load_recipe(name)
+    for method in METHODS:
+        assert recipe.with_method(method, {}).method.name == method
+    assert known_recipes()[name], "it says what it is"
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_a_resolved_recipe_is_complete_and_gives_the_same_recipe_again(tmp_path, method):
+    recipe = tiny_recipe(method)
+    path = tmp_path / "config.toml"
+    path.write_text(recipe.to_toml())
+    assert load_recipe(path).resolved() == recipe.resolved()
+    written = recipe.resolved()
+    for key in known_keys(METHODS[method]):
+        table, _, name = key.rpartition(".")
+        field = Recipe.model_fields.get(key)
+        if field is not None:
+            assert key in written
+        elif table in ("training", "partition", "evaluation") and name not in ("clip", "file", "mode"):
+            assert name in written[table]
+
+
+def test_a_run_folder_stands_for_its_recipe(tmp_path):
+    (tmp_path / "config.toml").write_text("rounds = 7")
+    assert load_named(tmp_path).recipe.rounds == 7
+
+
+def test_files_named_in_a_recipe_lie_beside_it(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('participation = "who.json"\n[data]\nname = "arrays"\nfile = "own.npz"\n')
+    recipe = load_recipe(path)
+    assert recipe.data.file == str(tmp_path / "own.npz") and recipe.participation == str(tmp_path / "who.json")
+
+
+def test_set_changes_a_key_by_its_path():
+    recipe = load_recipe(
+        "quickstart", ["method.d1=50", "training.lr = 0.5", "models.local=homogeneous", "partition.shares=[0.1, 0.2]"]
+    )
+    assert recipe.method.model_dump()["d1"] == 50
+    assert recipe.training.lr == 0.5 and recipe.models.local == "homogeneous" and recipe.partition.shares == (0.1, 0.2)
+
+
+def test_another_method_takes_none_of_the_first_ones_fields():
+    assert load_recipe("quickstart", ["method.name=fedproto"]).method == METHODS["fedproto"]()
+    assert load_recipe("quickstart", ["method.name=fedmrl"]).method.model_dump()["d1"] == 250
+
+
+def test_client_k_has_cnn_k_mod_5_plus_1_and_the_smallest_is_shared():
+    models = load_recipe("quickstart").models
+    labels = [cnn.label for cnn in models.of_clients(7)]
+    assert labels == ["CNN-1", "CNN-2", "CNN-3", "CNN-4", "CNN-5", "CNN-1", "CNN-2"]
+    assert models.shared(models.of_clients(7)).label == "CNN-5"
+    homogeneous = load_recipe("quickstart", {"models.local": "homogeneous"}).models
+    assert homogeneous.shared(homogeneous.of_clients(3)).label == "CNN-1"
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (["traning.lr=1"], "there is no key traning; did you mean training"),
+        (["training.learning_rate=1"], "there is no key training.learning_rate"),
+        (["lr=0.1"], "there is no key lr; did you mean training.lr?"),
+        (["method.d2=5"], "there is no key method.d2; did you mean method.d1?"),
+        (["batch_sice=3"], "there is no key batch_sice; did you mean training.batch_size?"),
+        (["training.batch_size=0"], "training.batch_size is 0; it must be at least 1"),
+        (["participation=0"], "participation is 0; it must be above 0"),
+        (["participation=1.5"], "participation is 1.5; it must be at most 1"),
+        (["participation=true"], "participation is True; it must be a share, as 0.2, or the name of a JSON file"),
+        (["partition.alpha=0"], "partition.alpha is 0; it must be above 0"),
+        (["partition.alpha=-1"], "partition.alpha is -1; it must be above 0"),
+        (["partition.alpha=nan"], "partition.alpha is nan; it should be a finite number"),
+        (["partition.kind=klass"], "partition.kind is 'klass'; choose 'class', 'dirichlet', 'iid', 'given'"),
+        (["partition.shares=[0.6, 0.4]"], "partition: shares is [0.6, 0.4]; its first value must not be above its second"),
+        (["partition.kind=given"], "partition: kind is 'given', so file must name a JSON"),
+        (["rounds=ten"], "rounds is 'ten'; it should be a valid integer"),
+        (["rounds=0"], "rounds is 0; it must be at least 1"),
+        (["training.momentum=1"], "training.momentum is 1; it must be below 1"),
+        (["training=5"], "training is 5"),
+        (["training.lr.x=5"], "--set training.lr.x: lr is a value, not a table"),
+        (["models.local=[]"], "models.local is []"),
+        (["models.local=[\"cnn-9\"]"], "models.local[0] is 'cnn-9'; choose 'cnn-1'"),
+        (["models.small=cnn-7"], "models.small is 'cnn-7'"),
+        (["method.name=fedmlr"], "method.name is 'fedmlr', which is no method; did you mean 'fedmrl'?"),
+        (["method.name=fedprot0"], "did you mean 'fedproto'?"),
+        (["method.d1=0"], "method.d1 is 0; it must be at least 1"),
+        (["method=3"], "method is 3; it must be a table with a name"),
+        (["method.mrl=false", "method.header=shared"], "mrl is false"),
+        (["evaluation.mode=local"], "evaluation.mode is 'local', which fedmrl does not have as it is set; choose mix-large"),
+        (["method.mrl=false", "evaluation.mode=mix-small"], "choose mix-large or single-large"),
+        (["rounds"], "--set rounds: expected key=value"),
+        (["=3"], "expected key=value"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_recipe_is_one_sentence_with_the_key_and_the_way_out(settings, sentence):
+    with pytest.raises(UserError) as refusal:
+        load_recipe("quickstart", settings)
+    assert sentence in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_a_file_that_is_no_recipe_is_refused(tmp_path):
+    cases = {
+        "broken.toml": (b"rounds = = 3", "is not TOML"),
+        "binary.toml": (b"\xff\xfe\x00", "is not text"),
+    }
+    for name, (content, sentence) in cases.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UserError, match=sentence):
+            load_recipe(tmp_path / name)
+    with pytest.raises(UserError, match=r"no.toml cannot be read \(No such file"):
+        load_recipe(tmp_path / "no.toml")
+    with pytest.raises(UserError, match=r"did you mean 'quickstart'\?"):
+        load_recipe("quikstart")
+    with pytest.raises(UserError, match="'fedmrl recipes' lists them"):
+        load_recipe("zzz")
+    with pytest.raises(UserError, match=r"a folder without a run's config.toml"):
+        load_recipe(tmp_path)
+
+
+def test_the_source_is_named():
+    with pytest.raises(UserError, match=r"^mine\.toml: rounds is 0"):
+        parse_recipe({"rounds": 0}, source="mine.toml")

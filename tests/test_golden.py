@@ -1,0 +1,76 @@
+"""Numbers that a later change must not move: each method's run on the tiny federation, in double precision.
+
+`python tests/test_golden.py` writes them anew, for a change that is meant to move them.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import tiny_recipe
+
+from fedmrl.federation.loop import Federation
+from fedmrl.federation.setup import prepare, schedule
+from fedmrl.methods import METHODS
+
+FOLDER = Path(__file__).parent / "golden"
+CASES = {
+    "standalone": {},
+    "lg-fedavg": {},
+    "fd": {"method__gamma": 0.5},
+    "fedproto": {},
+    "fml": {},
+    "fedkd": {},
+    "fedapen": {},
+    "fedmrl": {},
+    "fedmrl-without-mrl": {"method__mrl": False},
+    "fedmrl-shared-header": {"method__header": "shared"},
+    "fedmrl-mlp": {"method__projector": "mlp", "method__lr_projector": 0.02, "method__m_small": 0.5},
+    "fedmrl-augmented": {"training__augment__flip": True, "training__augment__crop": 2, "training__augment__erase": 0.5},
+    "fedmrl-dirichlet": {"partition__kind": "dirichlet", "training__weight_decay": 0.01, "training__clip": 0.5},
+}
+
+
+def numbers(case: str) -> dict[str, object]:
+    """What a run came to, in a few numbers that depend on all of it."""
+    method = next(name for name in sorted(METHODS, key=len, reverse=True) if case.startswith(name))
+    torch.set_num_threads(1)
+    recipe = tiny_recipe(method, rounds=4, clients=5, participation=0.6, **CASES[case])
+    federation = Federation(recipe, prepare(recipe, torch.device("cpu")), schedule(recipe), "reference", None)
+    run = federation.run(lambda _: None)
+    return {
+        "norm_of_server": norms(federation.now.server),
+        "norm_of_client_1": norms(federation.now.states[1]),
+        "loss": [record["loss"] for record in run.records],
+        "participants": [record["participants"] for record in run.records],
+        "accuracy": [record["accuracy"] for record in run.records],
+        "sent": [[record["up"]["parameters"], record["down"]["parameters"]] for record in run.records],
+        "flops": [record["flops"] for record in run.records],
+        "inference": run.summary["inference"],
+        "clients": [row["accuracy"] for row in run.summary["clients"]],
+    }
+
+
+def norms(state):
+    # Factors of a singular value decomposition may change sign, and their order where values tie; norms do not.
+    return {name: float(torch.linalg.vector_norm(tensor.double())) for name, tensor in state.items()}
+
+
+def flat(value, path=""):
+    if isinstance(value, dict):
+        return {k: v for key in value for k, v in flat(value[key], f"{path}.{key}").items()}
+    if isinstance(value, list):
+        return {k: v for i, item in enumerate(value) for k, v in flat(item, f"{path}[{i}]").items()}
+    return {path: value}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_gives_the_numbers_it_always_gave(case):
+    golden, now = (flat(v) for v in (json.loads((FOLDER / f"{case}.json").read_text()), numbers(case)))
+    assert now == pytest.approx(golden, rel=1e-9, abs=1e-12)
+
+
+if __name__ == "__main__":
+    for name in CASES:
+        (FOLDER / f"{name}.json").write_text(json.dumps(numbers(name), indent=1) + "\n")
