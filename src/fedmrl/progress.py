@@ -49,7 +49,7 @@ def _lines(console: Console, label: str, rounds: int) -> OnRound:
         if now - said >= _EVERY or done == rounds:
             said = now
             left = (now - started) / (done - first) * (rounds - done)
-            console.print(f"{label}: round {done}/{rounds}, {describe(record)}, {left:.0f} s left", highlight=False)
+            console.print(f"{label}: round {done}/{rounds}, {describe(record)}, {left:.0f} s left", soft_wrap=True)
 
     return on_round
 
