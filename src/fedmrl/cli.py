@@ -24,6 +24,7 @@ from fedmrl.federation.summary import shown_mode, shown_view
 from fedmrl.methods import METHODS
 from fedmrl.models import CNNS
 from fedmrl.progress import watching
+from fedmrl.report.tables import COLUMNS, amount
 
 app = typer.Typer(
     add_completion=False,
@@ -95,10 +96,25 @@ def _print_run(named: NamedRecipe, done: fedmrl.Run, folder: Path) -> None:
                     f"{values['best']:.1%} (round {values['best_round']})",
                 )
     out.print(table)
+    if len(recipe.method.modes) > 1:
+        table = _table("Ways to predict, all clients at the end", "mode", *summary["inference"])
+        for mode in recipe.method.modes:
+            table.add_row(mode, *(f"{modes[mode]:.1%}" for modes in summary["inference"].values()))
+        out.print(table)
+    for cost in summary["targets"]:
+        if cost["accuracy_of"] == "all":
+            out.print(_cost_sentence(cost))
     view, mode = shown_view(recipe), shown_mode(recipe)
     final = summary["accuracy"]["all"][view][mode]["last"]
     out.print(f"At the end the {recipe.clients} clients are right on {final:.1%} of their test samples, on average.")
     out.print(f"Everything is in {folder}: summary.json, clients.csv, rounds.jsonl, config.toml, split.json", soft_wrap=True)
+
+
+def _cost_sentence(cost: dict[str, Any]) -> str:
+    if not cost["reached"]:
+        return f"{cost['target']:.0%} over all clients was not reached."
+    spent = f"{amount(cost['parameters'], 'parameters')} sent and {amount(cost['flops'], 'FLOP')}"
+    return f"{cost['target']:.0%} over all clients was reached by round {cost['rounds']}: {spent} a client."
 
 
 @app.command()
@@ -114,8 +130,7 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Run several methods on the same split with the same seeds: one table, one figure."""
-    from fedmrl.federation.compare import compare as compare_methods
-    from fedmrl.report.tables import COLUMNS
+    from fedmrl.compare import compare as compare_methods
 
     names = _names(methods)
     named, recipes = _recipes(recipe, names, settings or [])

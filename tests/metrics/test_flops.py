@@ -2,7 +2,6 @@ import pytest
 import torch
 
 import fedmrl
-from fedmrl.data.plan import Samples
 from fedmrl.federation.setup import prepare
 from fedmrl.metrics.flops import FlopCounter
 from fedmrl.models import CNNS
@@ -21,7 +20,7 @@ def training(layers):
 def counter(method, **settings):
     changes = {"method.name": method, "training.epochs": 2, **settings}
     setting = prepare(fedmrl.load_recipe("quickstart", changes), torch.device("cpu"))
-    return FlopCounter(setting, Samples(setting.data, setting.device, setting.dtype)), setting
+    return FlopCounter(setting), setting
 
 
 @pytest.mark.parametrize("client", range(5))

@@ -2,21 +2,20 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fedmrl.config import Recipe
-from fedmrl.data.plan import Samples
 from fedmrl.engines import Engine, Setting, Turn, engine_for
 from fedmrl.errors import DivergedError, InterruptedRun, UserError
 from fedmrl.federation import summary as summaries
 from fedmrl.federation.checkpoint import Snapshot
 from fedmrl.federation.folder import RunFolder, refuse_used
 from fedmrl.federation.setup import prepare, schedule
-from fedmrl.messages import Tensors, Upload, copy
+from fedmrl.messages import Size, Tensors, Upload, copy, size
 from fedmrl.methods import Round
 from fedmrl.metrics.flops import FlopCounter
 from fedmrl.models import ModelSpec
@@ -85,7 +84,7 @@ class Federation:
         self.recipe, self.setting, self.who, self.folder = recipe, setting, who, folder
         self.method = recipe.method
         self.engine: Engine = engine_for(engine, setting)
-        self.flops = FlopCounter(setting, Samples(setting.data, setting.device, setting.dtype))
+        self.flops = FlopCounter(setting)
         self.facts = summaries.facts(recipe, setting, self.engine.name)
         self.modes = summaries.recorded_modes(recipe)
         self.start = self.method.start(setting.fresh_net(None))
@@ -128,8 +127,8 @@ class Federation:
             "participants": list(clients),
             "loss": summaries.mean(o.loss for o in outcomes),
             "accuracy": accuracy,
-            "up": summaries.total_size(upload.content for upload in uploads),
-            "down": summaries.total_size(answers.values()),
+            "up": asdict(sum((size(upload.content) for upload in uploads), Size())),
+            "down": asdict(sum(map(size, answers.values()), Size())),
             "flops": sum(self.flops.of_round(turn.client, turn.earlier) for turn in turns),
             "seconds": {
                 "train": trained - started,

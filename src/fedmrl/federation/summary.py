@@ -10,7 +10,6 @@ import torch
 from fedmrl.config import Recipe
 from fedmrl.engines import Setting
 from fedmrl.federation.checkpoint import Snapshot
-from fedmrl.messages import size
 
 Accuracies = Mapping[str, Mapping[str, Mapping[int, float]]]
 """Accuracy by view (`own`, `aggregated`), mode and client."""
@@ -28,7 +27,8 @@ def shown_view(recipe: Recipe) -> str:
 
 def recorded_modes(recipe: Recipe) -> list[str]:
     """The modes whose accuracy is recorded in each round."""
-    return list(dict.fromkeys([shown_mode(recipe), *recipe.method.recorded_modes]))
+    method = recipe.method
+    return list(dict.fromkeys([shown_mode(recipe), *(method.modes if method.records_every_mode else method.modes[:1])]))
 
 
 def summarise(
@@ -147,9 +147,3 @@ def client_rows(recipe: Recipe, setting: Setting, snapshot: Snapshot, final: Acc
             }
         )
     return rows
-
-
-def total_size(contents: Any) -> dict[str, int]:
-    """Numbers and bytes of several messages together."""
-    sizes = [size(content) for content in contents]
-    return {"parameters": sum(s.parameters for s in sizes), "bytes": sum(s.bytes for s in sizes)}

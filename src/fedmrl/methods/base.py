@@ -104,23 +104,17 @@ class Method(Table, ABC):
     summary: ClassVar[str]
     parts: ClassVar[tuple[str, ...]] = ("local",)
     """The parts of a client's net that learn."""
+    shares: ClassVar[tuple[str, ...]] = ()
+    """The parts that leave a client, as prefixes of their names in its state."""
+    records_every_mode: ClassVar[bool] = False
+    """Whether every way to predict is measured in each round, not the default alone."""
     hears_server: ClassVar[bool] = False
     """Whether predictions depend on what the server sent, so that `own` and `aggregated` accuracy differ."""
-
-    @property
-    def shares(self) -> tuple[str, ...]:
-        """The parts that leave a client, as prefixes of their names in its state."""
-        return ()
 
     @property
     def modes(self) -> tuple[str, ...]:
         """The ways to predict, the default first."""
         return ("local",)
-
-    @property
-    def recorded_modes(self) -> tuple[str, ...]:
-        """The modes whose accuracy is recorded in every round."""
-        return self.modes[:1]
 
     def check(self, clients: Sequence[Split], labels: Sequence[str]) -> None:
         """Refuse, in a sentence, local models that this method cannot serve. `labels` say what each client's is."""

@@ -29,6 +29,7 @@ class FedAPEN(WeightSharing):
     title: ClassVar[str] = "FedAPEN"
     summary: ClassVar[str] = "mutual learning with a shared small model, and a learned ensemble of both"
     parts: ClassVar[tuple[str, ...]] = ("local", "small")
+    shares: ClassVar[tuple[str, ...]] = ("small",)
 
     adaptability: Annotated[float, Field(gt=0, lt=1)] = Field(
         0.05, description="share of a client's training data that only λ learns from"
@@ -36,11 +37,6 @@ class FedAPEN(WeightSharing):
     balance_lr: Annotated[float, Field(gt=0)] = Field(1e-3, description="learning rate of λ")
     balance_epochs: Annotated[int, Field(ge=1)] = Field(10, description="passes over that share when small arrives")
     ensemble: Literal["logits", "probabilities"] = Field("logits", description="what λ mixes")
-
-    @property
-    def shares(self) -> tuple[str, ...]:
-        """The small model."""
-        return ("small",)
 
     @property
     def modes(self) -> tuple[str, ...]:

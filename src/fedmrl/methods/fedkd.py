@@ -22,24 +22,16 @@ class FedKD(WeightSharing):
     title: ClassVar[str] = "FedKD"
     summary: ClassVar[str] = "mutual distillation with a shared small model, its updates sent compressed"
     parts: ClassVar[tuple[str, ...]] = ("local", "small", "bridge")
+    shares: ClassVar[tuple[str, ...]] = ("small",)
+    records_every_mode: ClassVar[bool] = True
 
     energy_start: Annotated[float, Field(gt=0, lt=1)] = Field(0.95, description="energy the factors keep at first")
     energy_end: Annotated[float, Field(gt=0, lt=1)] = Field(0.98, description="energy the factors keep at the end")
 
     @property
-    def shares(self) -> tuple[str, ...]:
-        """The small model."""
-        return ("small",)
-
-    @property
     def modes(self) -> tuple[str, ...]:
         """The client serves its own model; the small one is recorded beside it."""
         return ("local", "small")
-
-    @property
-    def recorded_modes(self) -> tuple[str, ...]:
-        """Both models."""
-        return self.modes
 
     def build(self, local: Split, task: Task) -> ClientNet:
         """Local, small, W_h (`bridge`) between their representations, and small as it was before local training."""

@@ -26,6 +26,7 @@ class FedMRL(WeightSharing):
     title: ClassVar[str] = "FedMRL"
     summary: ClassVar[str] = "a shared small model's representation is fused with the local one, learned at two sizes"
     parts: ClassVar[tuple[str, ...]] = ("local", "small", "projector")
+    shares: ClassVar[tuple[str, ...]] = ("small",)
 
     d1: Annotated[int, Field(ge=1)] = Field(100, description="the small model's representation dimension")
     m_small: Annotated[float, Field(ge=0)] = Field(1.0, description="weight of the small header's loss")
@@ -44,11 +45,6 @@ class FedMRL(WeightSharing):
         if not self.mrl and self.header == "shared":
             raise ValueError("header is 'shared', which is a way to learn at two granularities, and mrl is false")
         return self
-
-    @property
-    def shares(self) -> tuple[str, ...]:
-        """The small model; where it has no header, that is its extractor alone."""
-        return ("small",)
 
     @property
     def modes(self) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ class FedProto(Method):
     title: ClassVar[str] = "FedProto"
     summary: ClassVar[str] = "clients share the mean representation of each class"
     hears_server: ClassVar[bool] = True
+    records_every_mode: ClassVar[bool] = True
 
     prototype_weight: Annotated[float, Field(ge=0)] = Field(1.0, description="λ, weight of the distance to prototypes")
     distance: Literal["sample", "class-mean"] = Field(
@@ -38,11 +39,6 @@ class FedProto(Method):
     def modes(self) -> tuple[str, ...]:
         """The local model's header, or the nearest global prototype."""
         return ("header", "prototype")
-
-    @property
-    def recorded_modes(self) -> tuple[str, ...]:
-        """Both."""
-        return self.modes
 
     def check(self, clients: Sequence[Split], labels: Sequence[str]) -> None:
         """All representations must have the same dimension."""
@@ -116,5 +112,6 @@ class FedProto(Method):
         if mode == "header":
             logits_BC: Tensor = net.local.header(rep_BD)
             return logits_BC
-        distance_BC = (rep_BD[:, None, :] - net.prototypes_CD).square().sum(dim=-1)
+        # |r - p|² without |r|², which is the same for all classes: no array of batch × classes × dimensions.
+        distance_BC = net.prototypes_CD.square().sum(dim=-1) - 2 * rep_BD @ net.prototypes_CD.T
         return torch.where(net.known_C & net.held_C, -distance_BC, -torch.inf)

@@ -16,6 +16,8 @@ class FML(WeightSharing):
     title: ClassVar[str] = "FML"
     summary: ClassVar[str] = "a shared small model and the local one learn from each other's outputs"
     parts: ClassVar[tuple[str, ...]] = ("local", "small")
+    shares: ClassVar[tuple[str, ...]] = ("small",)
+    records_every_mode: ClassVar[bool] = True
 
     alpha: Annotated[float, Field(ge=0, le=1)] = Field(
         0.5, description="weight of the labels for local; the rest goes to what small says"
@@ -25,19 +27,9 @@ class FML(WeightSharing):
     )
 
     @property
-    def shares(self) -> tuple[str, ...]:
-        """The small model."""
-        return ("small",)
-
-    @property
     def modes(self) -> tuple[str, ...]:
         """The client serves its own model; the small one is recorded beside it."""
         return ("local", "small")
-
-    @property
-    def recorded_modes(self) -> tuple[str, ...]:
-        """Both models."""
-        return self.modes
 
     def build(self, local: Split, task: Task) -> ClientNet:
         """Local and small."""

@@ -16,11 +16,7 @@ class LGFedAvg(WeightSharing):
     name: ClassVar[str] = "lg-fedavg"
     title: ClassVar[str] = "LG-FedAvg"
     summary: ClassVar[str] = "the prediction header is averaged, the extractor stays"
-
-    @property
-    def shares(self) -> tuple[str, ...]:
-        """The header."""
-        return ("local.header",)
+    shares: ClassVar[tuple[str, ...]] = ("local.header",)
 
     def check(self, clients: Sequence[Split], labels: Sequence[str]) -> None:
         """All headers must have the same shape."""

@@ -3,7 +3,6 @@
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedmrl.data.plan import Samples
 from fedmrl.engines import Setting
 from fedmrl.methods import Batch
 from fedmrl.models import ModelSpec
@@ -14,8 +13,8 @@ _COUNTED_ON = 2  # samples; one would be too few for layers that normalise over 
 class FlopCounter:
     """FLOPs of a client's local training in a round. Clients of one kind of model cost the same for each sample."""
 
-    def __init__(self, setting: Setting, samples: Samples) -> None:
-        self.setting, self.samples = setting, samples
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
         self._per_sample: dict[tuple[ModelSpec, bool], dict[str, float]] = {}
 
     def of_round(self, client: int, earlier: int) -> int:
@@ -30,7 +29,8 @@ class FlopCounter:
         key = (self.setting.models[client], earlier > 0)
         if key not in self._per_sample:
             net = self.setting.fresh_net(client)
-            x, y_B = self.samples.take(self.setting.splits[client].train[:1].repeat(_COUNTED_ON))
+            x = torch.zeros(_COUNTED_ON, *self.setting.data.shape, device=self.setting.device, dtype=self.setting.dtype)
+            y_B = torch.zeros(_COUNTED_ON, device=self.setting.device, dtype=torch.long)
             costs = {}
             for phase in self.setting.method.phases(self.setting.training, earlier):
                 for name, part in net.named_children():

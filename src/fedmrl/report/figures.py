@@ -75,20 +75,17 @@ def partition_figure(counts_KC: NDArray[np.int64], classes: Sequence[str], title
     shown = np.ma.masked_equal(counts_KC, 0)
     image = axes.imshow(shown, aspect="auto", cmap="Blues", vmin=0, vmax=max(1, int(counts_KC.max())), interpolation="nearest")
     figure.colorbar(image, ax=axes, label="samples", fraction=0.05, pad=0.02)
-    few = clients * labels <= 400
+    few = clients * labels <= 600
     if few:
         for client, label in np.argwhere(counts_KC):
             count = int(counts_KC[client, label])
             dark = count > 0.6 * counts_KC.max()
             axes.text(label, client, str(count), ha="center", va="center", fontsize=7, color="white" if dark else "#333333")
     step = 1 if labels <= 30 else 10
-    axes.set_xticks(
-        range(0, labels, step),
-        [classes[i] for i in range(0, labels, step)],
-        rotation=45 if few else 90,
-        ha="right" if few else "center",
-        fontsize=8,
-    )
+    shown_classes = [classes[i] for i in range(0, labels, step)]
+    axes.set_xticks(range(0, labels, step), shown_classes, fontsize=8)
+    if max(map(len, shown_classes)) > 3:
+        axes.tick_params(axis="x", rotation=60)
     step = max(1, -(-clients // 40))
     axes.set_yticks(range(0, clients, step), [str(i) for i in range(0, clients, step)], fontsize=8)
     axes.set_xlabel("class")
