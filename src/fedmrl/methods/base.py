@@ -92,7 +92,7 @@ class Batch:
 
     def labels(self, classes: int, like: Tensor) -> Tensor:
         """The labels as rows of zeros and a one, all zero where the row is padding."""
-        onehot_BC = F.one_hot(self.y_B, classes).to(like.dtype)
+        onehot_BC = (self.y_B[:, None] == torch.arange(classes, device=like.device)).to(like.dtype)
         return onehot_BC if self.mask_B is None else onehot_BC * self.mask_B[:, None]
 
 
