@@ -114,7 +114,7 @@ def test_compare_over_seeds_tells_mean_and_spread(fedmrl):
 
 
 def test_compare_goes_on_when_one_method_diverges_and_prints_a_dash(fedmrl):
-    diverging = sets("method.prototype_weight=1e38", "rounds=3", "participation=1.0")
+    diverging = sets("method.prototype_weight=1e308", "rounds=3", "participation=1.0")
     code, out, err = fedmrl("compare", "quickstart", *PLAIN, *diverging, "--methods", "fedproto,standalone", "--out", "c")
     assert code == 0
     assert "–" in next(line for line in out.splitlines() if "FedProto" in line)
@@ -146,7 +146,7 @@ def test_an_interrupted_comparison_goes_on(fedmrl, monkeypatch):
     command = ["compare", "quickstart", *TINY, "--methods", "fedmrl,standalone", "--out", "c"]
     monkeypatch.setattr(ReferenceEngine, "_train_one", stop)
     code, _, err = fedmrl(*command)
-    assert code == 130 and "stopped after round 0 of 2" in err and "--out c --resume" in err
+    assert code == 130 and "stopped before a round was whole" in err and "--out c --resume" in err
     monkeypatch.setattr(ReferenceEngine, "_train_one", real)
     code, out, _ = fedmrl(*command, "--resume")
     assert code == 0 and "Standalone" in out
@@ -189,6 +189,15 @@ MISTAKES = [
     (["compare", "quickstart", "--seeds", "1,1"], "seeds must be different"),
     (["compare", "quickstart", "--methods", "fml,fd", "--set", "method.d1=3"], "none of fml, fd has a field 'd1'"),
     (["compare", "quickstart", "--resume"], "name its folder with --out"),
+    (["compare", "quickstart", "--out", "full", "--resume"], "full holds no such comparison to resume"),
+    (["compare", "quickstart", "--methods", "fedmrl,fd", "--set", "evaluation.mode=mix-small"], "which fd does not have"),
+    (["compare", "quickstart", "--seeds", "0,1", "--set", "clients=2000"], "more than the 1797 samples"),
+    (["run", "quickstart", "--out", "/proc/run"], "/proc/run cannot be written"),
+    (["run", "quickstart", "--out", "broken.toml/x"], "broken.toml/x cannot be written"),
+    (["run", "quickstart", "--out", "x" * 300], "File name too long"),
+    (["run", "x" * 300], "File name too long"),
+    (["run", "quickstart", "--out", "torn", "--resume"], "torn/config.toml is damaged"),
+    (["models", "--shape", "3x99999999x99999999"], "at most 4096"),
     (["partition", "quickstart", "--out", "who.txt"], "name a .png, .svg or .pdf file"),
     (["partition", "quickstart", "--out", "no/who.png"], "there is no folder no"),
     (["models", "--shape", "3x32"], "give channels × height × width"),
@@ -207,6 +216,8 @@ def mishaps(tmp_path):
     (tmp_path / "bad.npz").write_text("no")
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "config.toml").write_text("rounds = 1\n")
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "config.toml").write_text("rounds = ")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter.txt").write_text("dear")
     for number in range(1, 6):
@@ -228,7 +239,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2_and_leaves_nothing_behind(fed
     command = [f"{word}.toml" if word in ("corrupt", "vectors", "unlike") else word for word in command]
     before = left_behind()
     code, out, err = fedmrl(*command)
-    assert (code, out) == (2, "" if command[0] != "partition" else out)
+    assert (code, out) == (2, "")
     assert sentence in err and err.startswith("fedmrl: ") and err.count("\n") == 1, err
     assert left_behind() == before
 
@@ -261,6 +272,7 @@ def test_methods_and_recipes_list_what_there_is(fedmrl):
 
 def test_help_and_no_arguments_explain_themselves(fedmrl):
     assert "compare" in fedmrl("--help")[1]
+    assert "compare" in "".join(map(str, fedmrl()[1:]))
     assert fedmrl("run", "--help")[0] == 0
 
 
@@ -284,3 +296,32 @@ def test_ctrl_c_exits_130_keeps_the_last_whole_round_and_says_how_to_go_on(tmp_p
     assert f"fedmrl: stopped after round {done} of 2000, which is kept; go on with: fedmrl run r --resume" in err
     assert log.read_text().count("\n") == done >= 3
     assert "Traceback" not in err
+
+
+def test_ctrl_c_before_a_run_has_begun_says_so(fedmrl, monkeypatch):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedmrl.federation.loop.prepare", stop)
+    code, _, err = fedmrl("run", "quickstart", *TINY)
+    assert (code, err) == (130, "fedmrl: stopped; nothing was begun\n") and not Path("runs").exists()
+
+
+def test_a_run_on_files_named_by_set_goes_on_from_its_folder(fedmrl):
+    import shutil
+
+    shutil.copy(data_file(), "own.npz")
+    assert fedmrl("run", "quickstart", *TINY, *sets("data.file=own.npz"), "--out", "r")[0] == 0
+    assert fedmrl("run", "r", "--resume")[0] == 0
+    assert fedmrl("run", "r/config.toml", "--out", "again")[0] == 0
+
+
+def test_names_with_spaces_and_brackets_are_printed_as_they_are(fedmrl):
+    code, out, _ = fedmrl("run", "quickstart", *TINY, "--out", "my [/b] run")
+    assert code == 0 and "my [/b] run" in out
+
+
+def test_a_folder_that_was_never_begun_can_be_used(fedmrl):
+    Path("r").mkdir()
+    Path("r/split.json").write_text("{")  # as a kill in the middle of creating it leaves it
+    assert fedmrl("run", "quickstart", *TINY, "--out", "r")[0] == 0

@@ -42,6 +42,12 @@ def test_files_named_in_a_recipe_lie_beside_it(tmp_path):
     assert recipe.data.file == str(tmp_path / "own.npz") and recipe.participation == str(tmp_path / "who.json")
 
 
+def test_files_named_by_set_lie_where_the_command_is_called(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recipe = load_recipe("quickstart", ["data.name=arrays", "data.file=own.npz", "participation=who.json"])
+    assert recipe.data.file == str(tmp_path / "own.npz") and recipe.participation == str(tmp_path / "who.json")
+
+
 def test_set_changes_a_key_by_its_path():
     recipe = load_recipe(
         "quickstart", ["method.d1=50", "training.lr = 0.5", "models.local=homogeneous", "partition.shares=[0.1, 0.2]"]
@@ -52,6 +58,7 @@ def test_set_changes_a_key_by_its_path():
 
 def test_another_method_takes_none_of_the_first_ones_fields():
     assert load_recipe("quickstart", ["method.name=fedproto"]).method == METHODS["fedproto"]()
+    assert load_recipe("quickstart", ["method.gamma=0.5", "method.name=fd"]).method == METHODS["fd"](gamma=0.5)
     assert load_recipe("quickstart", ["method.name=fedmrl"]).method.model_dump()["d1"] == 250
 
 
@@ -59,9 +66,9 @@ def test_client_k_has_cnn_k_mod_5_plus_1_and_the_smallest_is_shared():
     models = load_recipe("quickstart").models
     labels = [cnn.label for cnn in models.of_clients(7)]
     assert labels == ["CNN-1", "CNN-2", "CNN-3", "CNN-4", "CNN-5", "CNN-1", "CNN-2"]
-    assert models.shared(models.of_clients(7)).label == "CNN-5"
-    homogeneous = load_recipe("quickstart", {"models.local": "homogeneous"}).models
-    assert homogeneous.shared(homogeneous.of_clients(3)).label == "CNN-1"
+    assert models.shared.label == "CNN-5", "however few clients there are"
+    assert load_recipe("quickstart", {"models.local": "homogeneous"}).models.shared.label == "CNN-1"
+    assert load_recipe("quickstart", {"models.local": ["cnn-2", "cnn-4"]}).models.shared.label == "CNN-4"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +82,14 @@ def test_client_k_has_cnn_k_mod_5_plus_1_and_the_smallest_is_shared():
         (["training.batch_size=0"], "training.batch_size is 0; it must be at least 1"),
         (["participation=0"], "participation is 0; it must be above 0"),
         (["participation=1.5"], "participation is 1.5; it must be at most 1"),
-        (["participation=true"], "participation is True; it must be a share, as 0.2, or the name of a JSON file"),
+        (["participation=true"], "participation is true, and takes no true or false"),
+        (["training.lr=true"], "training: lr is true, and takes no true or false"),
+        (["models.local=cnn-1"], "models.local is 'cnn-1'"),
+        (["models.small=cnn6"], "choose 'auto', 'cnn-1', 'cnn-2', 'cnn-3', 'cnn-4', 'cnn-5'"),
+        (["partition.shares=[0.6]"], "partition.shares is [0.6]"),
+        (["data=3"], "data is 3; it must be a table"),
+        (["seed=" + "9" * 5000], "--set seed"),
+        (["seed=" + "[" * 5000], "--set seed"),
         (["partition.alpha=0"], "partition.alpha is 0; it must be above 0"),
         (["partition.alpha=-1"], "partition.alpha is -1; it must be above 0"),
         (["partition.alpha=nan"], "partition.alpha is nan; it should be a finite number"),

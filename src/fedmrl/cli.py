@@ -1,6 +1,7 @@
 """The command line: `fedmrl run`, `compare`, `partition`, `models`, `methods`, `recipes`, `data`."""
 
 import json
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -10,7 +11,9 @@ from typing import Annotated, Any, NoReturn
 import numpy as np
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table as RichTable
+from typer.core import TyperGroup
 
 import fedmrl
 from fedmrl.config import NamedRecipe, Recipe, known_keys, known_recipes, load_named, parse_value
@@ -26,7 +29,18 @@ from fedmrl.models import CNNS
 from fedmrl.progress import watching
 from fedmrl.report.tables import COLUMNS, amount
 
+
+class _Commands(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        """A stop before a run has begun is said in a sentence, too."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            _end("stopped; nothing was begun", 130)
+
+
 app = typer.Typer(
+    cls=_Commands,
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -61,13 +75,11 @@ def run(
     """Run one method in one setting."""
     named = load_named(recipe, settings or [])
     folder = out_dir or _resumed(recipe, resume) or new_folder(f"{named.name}-{named.recipe.method.name}")
-    _known(device, ("auto", "cpu", "cuda"), "--device")
-    _known(engine, ("auto", *ENGINES), "--engine")
     try:
         with watching(err, named.recipe.method.title, named.recipe.rounds) as on_round:
             done = fedmrl.run(named.recipe, out=folder, resume=resume, device=device, engine=engine, on_round=on_round)
     except InterruptedRun as stopped:
-        _end(f"{stopped}; go on with: fedmrl run {folder} --resume", 130)
+        _end(f"{stopped}; go on with: fedmrl run {shlex.quote(str(folder))} --resume", 130)
     if as_json:
         _print_json({"folder": str(folder), **done.summary})
     else:
@@ -107,7 +119,11 @@ def _print_run(named: NamedRecipe, done: fedmrl.Run, folder: Path) -> None:
     view, mode = shown_view(recipe), shown_mode(recipe)
     final = summary["accuracy"]["all"][view][mode]["last"]
     out.print(f"At the end the {recipe.clients} clients are right on {final:.1%} of their test samples, on average.")
-    out.print(f"Everything is in {folder}: summary.json, clients.csv, rounds.jsonl, config.toml, split.json", soft_wrap=True)
+    out.print(
+        f"Everything is in {folder}: summary.json, clients.csv, rounds.jsonl, config.toml, split.json",
+        soft_wrap=True,
+        markup=False,
+    )
 
 
 def _cost_sentence(cost: dict[str, Any]) -> str:
@@ -138,8 +154,6 @@ def compare(
     if resume and out_dir is None:
         raise UserError("--resume needs to know which comparison: name its folder with --out")
     folder = out_dir or new_folder(f"{named.name}-compare")
-    _known(device, ("auto", "cpu", "cuda"), "--device")
-    _known(engine, ("auto", *ENGINES), "--engine")
     width = max(len(r.method.title) for r in recipes.values())
 
     def runs_of(name: str, seed: int) -> Any:
@@ -150,8 +164,9 @@ def compare(
         result = compare_methods(
             recipes, chosen, folder, title=named.name, device=device, engine=engine, resume=resume, watch=runs_of
         )
-    except InterruptedRun as stopped:
-        _end(f"{stopped}; go on with: the same command and --out {folder} --resume", 130)
+    except (InterruptedRun, KeyboardInterrupt) as stopped:
+        said = str(stopped) or "stopped between two runs"
+        _end(f"{said}; go on with: the same command and --out {shlex.quote(str(folder))} --resume", 130)
     if as_json:
         out.file.write((folder / "comparison.json").read_text())
     else:
@@ -163,9 +178,10 @@ def compare(
             "accuracy: each client's on its own test samples at the end, mean over all clients; best: the best round's; worst"
             " client: the lowest of them; sent, compute: one client's total up and down and in training, on average."
         )
-        out.print(f"Figure: {folder / 'accuracy.png'}   Table: {folder / 'table.md'}   Each run: {folder}/*/", soft_wrap=True)
+        where = f"Figure: {folder / 'accuracy.png'}   Table: {folder / 'table.md'}   Each run: {folder}/*/"
+        out.print(where, soft_wrap=True, markup=False)
     for sentence in result.diverged:
-        err.print(f"fedmrl: {sentence}", soft_wrap=True)
+        err.print(f"fedmrl: {sentence}", soft_wrap=True, markup=False)
 
 
 def _names(methods: str) -> list[str]:
@@ -215,6 +231,11 @@ def partition(
     """Show who has what: a table and a picture of each client's samples by class."""
     from fedmrl.report.figures import partition_figure
 
+    path = out_file or Path("partition.png")
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise UserError(f"--out is {path}; name a .png, .svg or .pdf file")
+    if not path.parent.is_dir():
+        raise UserError(f"--out is {path}, and there is no folder {path.parent}; make it first")
     named = load_named(recipe, settings or [])
     data = sources.load(named.recipe.data)
     splits = deal(named.recipe.partition, data, named.recipe.clients, named.recipe.seed)
@@ -231,18 +252,13 @@ def partition(
         has = ", ".join(f"{data.classes[c]} ({n})" for c, n in enumerate(train + test) if n)
         table.add_row(str(client), models[client].label, str(train.sum()), str(test.sum()), has)
     out.print(table)
-    path = out_file or Path("partition.png")
-    if path.suffix not in (".png", ".svg", ".pdf"):
-        raise UserError(f"--out is {path}; name a .png, .svg or .pdf file")
-    if not path.parent.is_dir():
-        raise UserError(f"--out is {path}, and there is no folder {path.parent}; make it first")
     partition_figure(np.array([train + test for train, test in counts]), data.classes, f"{named.name}: who has what", path)
-    out.print(f"Picture: {path}", soft_wrap=True)
+    out.print(f"Picture: {path}", soft_wrap=True, markup=False)
 
 
 @app.command()
 def models(
-    classes: Annotated[int, typer.Option(min=1, help="how many classes")] = 10,
+    classes: Annotated[int, typer.Option(min=1, max=1_000_000, help="how many classes")] = 10,
     shape: Annotated[str, typer.Option(help="an image's channels × height × width")] = "3x32x32",
     as_json: AsJson = False,
 ) -> None:
@@ -251,8 +267,8 @@ def models(
         channels, height, width = (int(n) for n in shape.lower().replace("×", "x").split("x"))
     except ValueError:
         raise UserError(f"--shape is {shape!r}; give channels × height × width, as in 3x32x32") from None
-    if channels < 1:
-        raise UserError(f"--shape is {shape!r}; an image has at least one channel")
+    if channels < 1 or max(channels, height, width) > 4096:
+        raise UserError(f"--shape is {shape!r}; an image has at least one channel, and at most 4096 of anything")
     sizes = {name: spec.parameters((channels, height, width), classes) for name, spec in CNNS.items()}
     if as_json:
         _print_json({name: {"parameters": n, **CNNS[name].model_dump()} for name, n in sizes.items()})
@@ -360,7 +376,7 @@ def data(
     if as_json:
         _print_json({"files": [str(file) for file in files]})
     else:
-        out.print(f"{name} is in {target}: {len(files)} files, each with its official MD5.", soft_wrap=True)
+        out.print(f"{name} is in {target}: {len(files)} files, each with its official MD5.", soft_wrap=True, markup=False)
 
 
 def _known(value: str, choices: Sequence[str], what: str) -> None:
@@ -373,7 +389,7 @@ def _known(value: str, choices: Sequence[str], what: str) -> None:
 
 
 def _table(title: str, *columns: str) -> RichTable:
-    table = RichTable(title=title, title_justify="left", title_style="bold", header_style="bold")
+    table = RichTable(title=escape(title), title_justify="left", title_style="bold", header_style="bold")
     for number, column in enumerate(columns):
         table.add_column(column, no_wrap=number == 0, overflow="fold")
     return table
@@ -392,8 +408,8 @@ def main() -> None:
         _end(str(error), 2)
     except DivergedError as error:
         _end(str(error), 3)
-    except KeyboardInterrupt:
-        _end("stopped", 130)
+    except OSError as error:
+        _end(f"{error.filename or 'a file'}: {error.strerror or error}; name another file or folder", 2)
 
 
 def _end(sentence: str, code: int) -> NoReturn:

@@ -1,6 +1,7 @@
 """Several methods in one setting: the same split, the same seeds, side by side."""
 
 import json
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
@@ -10,14 +11,15 @@ from typing import Any
 import torch
 
 from fedmrl.config import Recipe
-from fedmrl.errors import DivergedError
-from fedmrl.federation.checkpoint import write_whole
+from fedmrl.engines import check_engine
+from fedmrl.errors import DivergedError, UserError
 from fedmrl.federation.folder import refuse_used
 from fedmrl.federation.loop import OnRound, run
 from fedmrl.federation.setup import prepare
 from fedmrl.federation.summary import curve
+from fedmrl.files import write_whole
 from fedmrl.report.figures import Curve, accuracy_figure
-from fedmrl.report.tables import COLUMNS, comparison_rows, headline, markdown
+from fedmrl.report.tables import COLUMNS, comparison_rows, finished, headline, markdown, worst_client
 
 
 @dataclass(frozen=True)
@@ -55,15 +57,20 @@ def compare(
 
     With `resume`, runs that finished are kept as they are, and the one that was cut short goes on.
     """
+    folders = {(name, seed): out / (name if len(seeds) == 1 else f"{name}-seed-{seed}") for seed in seeds for name in recipes}
     if not resume:
         refuse_used(out)
-    for recipe in recipes.values():  # a method that cannot serve these models is refused before any of them is run
-        prepare(recipe, torch.device("cpu"))
+    elif not any((folder / "config.toml").exists() for folder in folders.values()):
+        raise UserError(f"{out} holds no such comparison to resume; leave out --resume to start one in a new folder")
+    check_engine(engine)
+    for seed in seeds:  # what cannot be run is refused before any of it is run
+        for recipe in recipes.values():
+            prepare(recipe.model_copy(update={"seed": seed}), torch.device("cpu"))
     summaries: dict[str, list[dict[str, Any]]] = {name: [] for name in recipes}
     curves: dict[str, list[Curve]] = {name: [] for name in recipes}
     for seed in seeds:
         for name, recipe in recipes.items():
-            folder = out / (name if len(seeds) == 1 else f"{name}-seed-{seed}")
+            folder = folders[name, seed]
             seeded = recipe.model_copy(update={"seed": seed})
             goes_on = resume and (folder / "config.toml").exists()
             with suppress(DivergedError), watch(name, seed) if watch else nullcontext() as on_round:
@@ -78,6 +85,7 @@ def compare(
                 )
             summary = json.loads((folder / "summary.json").read_text())
             summaries[name].append(summary)
+            shutil.rmtree(folder / "checkpoint", ignore_errors=True)  # of a run that diverged
             if summary["status"] == "finished":
                 records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
                 curves[name].append(list(curve(records, "all", summary["view"], summary["mode"])))
@@ -96,7 +104,8 @@ def _write(comparison: Comparison, titles: Mapping[str, str], title: str, recipe
     write_whole(
         out / "comparison.json", json.dumps({"title": title, "seeds": list(seeds), "methods": results}, indent=2) + "\n"
     )
-    named = {titles[name]: seeds_curves for name, seeds_curves in comparison.curves.items()}
+    # A method that diverged with any seed has a dash in the table, and so no line in the figure.
+    named = {titles[name]: c if finished(comparison.summaries[name]) else [] for name, c in comparison.curves.items()}
     for suffix in ("png", "svg"):
         accuracy_figure(named, f"Who gains from federating: {title}", subtitle, out / f"accuracy.{suffix}")
 
@@ -104,5 +113,5 @@ def _write(comparison: Comparison, titles: Mapping[str, str], title: str, recipe
 def _result(summary: Mapping[str, Any]) -> dict[str, Any]:
     if summary["status"] != "finished":
         return {"seed": summary["seed"], "status": summary["status"], **summary["diverged"]}
-    kept = ("seed", "status", "view", "mode", "accuracy", "communication", "flops", "seconds")
-    return {"headline": headline(summary), **{key: summary[key] for key in kept}}
+    kept = ("seed", "status", "view", "mode", "accuracy", "communication", "flops", "seconds", "device", "versions")
+    return {"headline": headline(summary), "worst_client": worst_client(summary), **{key: summary[key] for key in kept}}

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import tomli_w
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from fedmrl.data.partition import PartitionTable
 from fedmrl.data.sources import DataTable
@@ -17,7 +17,8 @@ from fedmrl.errors import UserError
 from fedmrl.methods import METHODS, Method
 from fedmrl.methods.fedmrl import FedMRL
 from fedmrl.models import CNN, CNNS
-from fedmrl.training import Table, Training
+from fedmrl.table import Table
+from fedmrl.training import Training
 
 ModelName = Literal["cnn-1", "cnn-2", "cnn-3", "cnn-4", "cnn-5"]
 
@@ -33,20 +34,26 @@ class ModelsTable(Table):
         "auto", description="the model that all clients share; auto: the smallest of the local ones"
     )
 
+    own: list[str] | None = Field(None, description="the names of models that were given from Python, one for each client")
+
+    @property
+    def kinds(self) -> list[CNN]:
+        """The local models there are, in the order in which they are dealt."""
+        if self.local == "heterogeneous":
+            return list(CNNS.values())
+        if self.local == "homogeneous":
+            return [CNNS["cnn-1"]]
+        return [_model(model) for model in self.local]
+
     def of_clients(self, clients: int) -> list[CNN]:
         """The local model of each client."""
-        if self.local == "heterogeneous":
-            kinds = list(CNNS.values())
-        elif self.local == "homogeneous":
-            kinds = [CNNS["cnn-1"]]
-        else:
-            kinds = [_model(model) for model in self.local]
-        return [kinds[client % len(kinds)] for client in range(clients)]
+        return [self.kinds[client % len(self.kinds)] for client in range(clients)]
 
-    def shared(self, locals_: Sequence[CNN]) -> CNN:
-        """The model that all clients share; `locals_` are those that clients have."""
+    @property
+    def shared(self) -> CNN:
+        """The model that all clients share."""
         if self.small == "auto":
-            return min(locals_, key=lambda cnn: cnn.parameters((3, 32, 32), 10))
+            return min(self.kinds, key=lambda cnn: cnn.parameters((3, 32, 32), 10))
         return _model(self.small)
 
 
@@ -80,12 +87,14 @@ class Recipe(Table):
     training: Training = Training()
     evaluation: EvaluationTable = EvaluationTable()
 
-    @field_validator("participation", mode="before")
-    @classmethod
-    def _no_bool(cls, value: Any) -> Any:
-        if isinstance(value, bool):
-            raise ValueError("it must be a share, as 0.2, or the name of a JSON file")
-        return value
+    @model_validator(mode="after")
+    def _method_has_mode(self) -> Self:
+        mode, method = self.evaluation.mode, self.method
+        if mode is not None and mode not in method.modes:
+            raise ValueError(
+                f"evaluation.mode is {mode!r}, which {method.name} does not have as it is set; choose {_choices(method.modes)}"
+            )
+        return self
 
     def resolved(self) -> dict[str, Any]:
         """All of it as plain data, defaults written out; what is not set is left out."""
@@ -100,8 +109,8 @@ class Recipe(Table):
     def with_method(self, name: str, changes: Mapping[str, Any]) -> "Recipe":
         """The same setting with another method, or with other fields of the same one."""
         fields = self.method.model_dump() if name == self.method.name else {}
-        method = _parse_method({"name": name, **fields, **changes}, source=f"method {name}")
-        return self.model_copy(update={"method": method})
+        rest = {table: getattr(self, table) for table in type(self).model_fields if table != "method"}
+        return parse_recipe({**rest, "method": {"name": name, **fields, **changes}}, source=name)
 
 
 @dataclass(frozen=True)
@@ -125,7 +134,8 @@ def load_named(recipe: str | Path, settings: Mapping[str, Any] | Iterable[str] =
     """The same, with the recipe's name. A folder of a run stands for the recipe in it."""
     path, name = _find(recipe)
     plain = _read(path)
-    for key, value in _pairs(settings):
+    # The method's name comes first: setting it drops the fields of the method that the recipe named.
+    for key, value in sorted(_pairs(settings), key=lambda pair: pair[0] != "method.name"):
         _set(plain, key, value)
     return NamedRecipe(name, parse_recipe(plain, source=str(recipe)))
 
@@ -165,14 +175,23 @@ def _read(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not TOML: it is not text") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
         raise UserError(f"{path} is not TOML: {error}") from error
     # A file that a recipe names lies beside the recipe, wherever that is run from.
-    for table, key in (("data", "dir"), ("data", "file"), ("partition", "file"), (None, "participation")):
-        within = plain if table is None else plain.get(table)
-        if isinstance(within, dict) and isinstance(within.get(key), str):
-            within[key] = str(path.parent.absolute() / Path(within[key]).expanduser())
+    for key in PATHS:
+        table, _, last = key.rpartition(".")
+        within = plain.get(table) if table else plain
+        if isinstance(within, dict) and last in within:
+            within[last] = _absolute(within[last], path.parent)
     return plain
+
+
+PATHS = ("data.dir", "data.file", "partition.file", "participation")
+
+
+def _absolute(value: Any, folder: Path) -> Any:
+    """A path that means the same from everywhere; what is no text is left as it is, and so is an empty one."""
+    return str(folder.absolute() / Path(value).expanduser()) if isinstance(value, str) and value else value
 
 
 def _pairs(settings: Mapping[str, Any] | Iterable[str]) -> Iterator[tuple[str, Any]]:
@@ -183,7 +202,10 @@ def _pairs(settings: Mapping[str, Any] | Iterable[str]) -> Iterator[tuple[str, A
         key, equals, text = setting.partition("=")
         if not equals or not key.strip():
             raise UserError(f"--set {setting}: expected key=value, as in --set training.lr=0.05")
-        yield key.strip(), parse_value(text.strip())
+        try:
+            yield key.strip(), parse_value(text.strip())
+        except (RecursionError, ValueError) as error:
+            raise UserError(f"--set {key.strip()}: its value is too long or too deep to be one ({error})") from error
 
 
 def parse_value(text: str) -> Any:
@@ -193,9 +215,10 @@ def parse_value(text: str) -> Any:
     (0.5, [1, 2], 'cifar10')
     """
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        plain = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
+    return plain["value"] if len(plain) == 1 else text
 
 
 def _set(plain: dict[str, Any], key: str, value: Any) -> None:
@@ -207,7 +230,7 @@ def _set(plain: dict[str, Any], key: str, value: Any) -> None:
             raise UserError(f"--set {key}: {table} is a value, not a table")
     if key == "method.name" and within.get("name") != value:
         within.clear()  # the recipe's other fields belong to the method that it names
-    within[last] = value
+    within[last] = _absolute(value, Path()) if key in PATHS else value
 
 
 def parse_recipe(plain: Mapping[str, Any], source: str) -> Recipe:
@@ -215,16 +238,9 @@ def parse_recipe(plain: Mapping[str, Any], source: str) -> Recipe:
     rest = dict(plain)
     method = _parse_method(rest.pop("method", {"name": FedMRL.name}), source)
     try:
-        recipe = Recipe.model_validate(rest)
+        return Recipe.model_validate({**rest, "method": method})
     except ValidationError as error:
         raise UserError(_sentence(error, rest, source, type(method))) from error
-    mode = recipe.evaluation.mode
-    if mode is not None and mode not in method.modes:
-        raise UserError(
-            f"{source}: evaluation.mode is {mode!r}, which {method.name} does not have as it is set; choose "
-            f"{_choices(method.modes)}"
-        )
-    return recipe.model_copy(update={"method": method})
 
 
 def _parse_method(table: Any, source: str) -> Method:
@@ -261,9 +277,9 @@ def _sentence(error: ValidationError, plain: Mapping[str, Any], source: str, met
     """The first thing wrong, as what, where, and what to do."""
     # Of the branches of a union, the one that got furthest into what the user wrote is the one that was meant.
     problem = max(error.errors(), key=lambda one: len(_where(one["loc"], plain)[0]))
-    key, value = _where(problem["loc"], plain)
+    path, value = _where(problem["loc"], plain)
     context = problem.get("ctx", {})
-    key = f"{prefix}{key}"
+    key = f"{prefix}{path}"
     match problem["type"]:
         case "extra_forbidden":
             return f"{source}: there is no key {key}{_nearest(key, method)}"
@@ -272,7 +288,12 @@ def _sentence(error: ValidationError, plain: Mapping[str, Any], source: str, met
             said = "" if isinstance(value, Mapping) else f" is {value!r}"
             return f"{source}: {where}{said}{'; ' if said else ': ' if where else ''}{context['error']}"
         case "literal_error":
-            wanted = f"choose {context['expected'].replace(' or ', ', ')}"
+            same = [e for e in error.errors() if e["type"] == "literal_error" and _where(e["loc"], plain)[0] == path]
+            wanted = f"choose {', '.join(dict.fromkeys(e['ctx']['expected'].replace(' or ', ', ') for e in same))}"
+        case "missing":
+            wanted = "it lacks a value"
+        case "model_type" | "model_attributes_type" | "dict_type":
+            wanted = "it must be a table"
         case "greater_than":
             wanted = f"it must be above {context['gt']:g}"
         case "greater_than_equal":

@@ -23,5 +23,5 @@ class InterruptedRun(Exception):  # noqa: N818  (an interruption is not an error
 
     def __init__(self, done: int, rounds: int, folder: Path | None) -> None:
         kept = ", which is kept" if folder else ""
-        super().__init__(f"stopped after round {done} of {rounds}{kept}")
+        super().__init__(f"stopped after round {done} of {rounds}{kept}" if done else "stopped before a round was whole")
         self.folder = folder

@@ -30,7 +30,6 @@ def watching(console: Console, label: str, rounds: int) -> Iterator[OnRound]:
         console=console,
     ) as bar:
         task = bar.add_task(label, total=rounds, accuracy="")
-        bar.start_task(task)
 
         def on_round(record: Mapping[str, Any]) -> None:
             bar.update(task, completed=record["round"], accuracy=describe(record))

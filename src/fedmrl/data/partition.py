@@ -12,8 +12,9 @@ from pydantic import Field, model_validator
 
 from fedmrl.data.sources import Dataset
 from fedmrl.errors import UserError
+from fedmrl.files import read_json
 from fedmrl.randomness import generator
-from fedmrl.training import Table
+from fedmrl.table import Table
 
 Indices = NDArray[np.int64]
 
@@ -23,10 +24,10 @@ class PartitionTable(Table):
 
     kind: Literal["class", "dirichlet", "iid", "given"] = Field("class", description="how samples are dealt to clients")
     classes_per_client: Annotated[int, Field(ge=1)] = Field(2, description="class: how many classes each client has")
-    shares: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]] = Field(
+    shares: tuple[Annotated[float, Field(ge=1e-6, le=1e6)], Annotated[float, Field(ge=1e-6, le=1e6)]] = Field(
         (0.4, 0.6), description="class: a class goes to its clients in shares drawn from this range, normalised"
     )
-    alpha: Annotated[float, Field(gt=0)] = Field(0.5, description="dirichlet: smaller is more uneven")
+    alpha: Annotated[float, Field(gt=0, le=1e6)] = Field(0.5, description="dirichlet: smaller is more uneven")
     min_samples: Annotated[int, Field(ge=2)] = Field(10, description="dirichlet: drawn again until every client has these")
     tries: Annotated[int, Field(ge=1)] = Field(100, description="dirichlet: how often it is drawn before giving up")
     file: str | None = Field(None, description="given: a JSON of each client's sample numbers, or a run's split.json")
@@ -234,13 +235,3 @@ def _indices(entry: Any, path: Path, client: int, samples: int) -> Indices:
     if not good:
         raise UserError(f"{path}: client {client}'s entry must be a list of sample numbers from 0 to {samples - 1}")
     return np.sort(np.array(entry, dtype=np.int64))
-
-
-def read_json(path: Path, key: str) -> Any:
-    """A JSON file that a recipe's key names."""
-    try:
-        return json.loads(path.read_text())
-    except OSError as error:
-        raise UserError(f"{path}, named by {key}, cannot be read ({error.strerror})") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}, named by {key}, is not JSON ({error})") from error

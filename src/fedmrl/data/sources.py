@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shlex
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedmrl.errors import UserError
-from fedmrl.training import Table
+from fedmrl.table import Table
 
 
 class DataTable(Table):
@@ -133,9 +134,10 @@ def _cifar(table: DataTable) -> Source:
     folder, files = data_dir(table.dir), CIFAR_FILES[table.name]
     missing = [file for file in files if not (folder / file).is_file()]
     if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise UserError(
-            f"{folder / missing[0]} is missing{f' and {len(missing) - 1} more' if len(missing) > 1 else ''}; fetch them with "
-            f"'fedmrl data {table.name} --dir {folder}', or set data.dir to the folder that holds {Path(missing[0]).parent}"
+            f"{folder / missing[0]} is missing{more}; fetch them with 'fedmrl data {table.name} --dir "
+            f"{shlex.quote(str(folder))}', or set data.dir to the folder that holds {Path(missing[0]).parent}"
         )
     label, width = (0, 1) if table.name == "cifar10" else (1, 2)
     parts = [np.frombuffer(verified(folder / file, md5), np.uint8) for file, md5 in files.items()]
@@ -161,7 +163,7 @@ def _arrays(table: DataTable) -> Source:
             arrays = {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; data.file must name an .npz file with arrays x and y") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
         raise UserError(f"{path} cannot be read as an .npz file of plain arrays ({str(error).splitlines()[0]})") from error
     for name in ("x", "y"):
         if name not in arrays:
@@ -172,19 +174,21 @@ def _arrays(table: DataTable) -> Source:
     if len({x.shape[1:] for x, _ in pairs}) > 1:
         raise UserError(f"{path}: samples of x have shape {pairs[0][0].shape[1:]}, those of x_test {pairs[1][0].shape[1:]}")
     x, y = (np.concatenate(both) for both in zip(*pairs, strict=True))
-    classes = int(y.max()) + 1
-    if absent := sorted(set(range(classes)) - set(np.unique(y).tolist())):
-        raise UserError(f"{path}: y goes up to {classes - 1} but no sample has label {absent[0]}; number the classes 0, 1, 2 …")
+    labels = np.unique(y)
+    classes = len(labels)
+    if labels[-1] != classes - 1:
+        absent = int(np.flatnonzero(labels != np.arange(classes))[0])
+        raise UserError(f"{path}: y goes up to {labels[-1]} but no sample has label {absent}; number the classes 0, 1, 2 …")
     return x, y, tuple(str(label) for label in range(classes)), len(pairs[0][0])
 
 
 def _pair(path: Path, arrays: dict[str, NDArray[np.generic]], suffix: str) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
     """One pair of arrays from the user's file, checked; images without channels get one."""
     x, y = arrays[f"x{suffix}"], arrays[f"y{suffix}"]
-    if y.ndim != 1 or len(x) != len(y) or not len(y):
+    if y.ndim != 1 or x.ndim == 0 or len(x) != len(y) or not len(y):
         raise UserError(f"{path}: y{suffix} must have one label for each sample: x{suffix} is {x.shape}, y{suffix} {y.shape}")
-    if not np.issubdtype(y.dtype, np.integer) or y.min() < 0:
-        raise UserError(f"{path}: y{suffix} must be whole numbers from 0 (it is {y.dtype}, least {y.min()})")
+    if not np.issubdtype(y.dtype, np.integer) or y.min() < 0 or y.max() >= 2**62:
+        raise UserError(f"{path}: y{suffix} must be whole numbers from 0, one for each class (it is {y.dtype})")
     if x.ndim not in (2, 3, 4) or min(x.shape) == 0:
         raise UserError(f"{path}: x{suffix} has shape {x.shape}; expected samples × channels × height × width")
     if x.ndim == 3:
@@ -192,7 +196,8 @@ def _pair(path: Path, arrays: dict[str, NDArray[np.generic]], suffix: str) -> tu
     if not np.issubdtype(x.dtype, np.number) or np.issubdtype(x.dtype, np.complexfloating):
         raise UserError(f"{path}: x{suffix} must be numbers, and it is {x.dtype}")
     if x.dtype != np.uint8:
-        x = x.astype(np.float32)
+        with np.errstate(over="ignore"):
+            x = x.astype(np.float32)
         if not np.isfinite(x).all():
             raise UserError(f"{path}: x{suffix} has values that are NaN or infinite")
     return x, y.astype(np.int64)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from fedmrl.data import ClientSplit, Dataset
+from fedmrl.errors import UserError
 from fedmrl.messages import Tensors
 from fedmrl.methods import ClientNet, Method, Round, Task
 from fedmrl.models import CNN, ModelSpec
@@ -89,6 +90,13 @@ class Engine(ABC):
     def train(self, round_: Round, turns: Sequence[Turn]) -> list[Outcome]:
         """Each client takes in what it received, trains as its method says, and makes its upload."""
 
-    @abstractmethod
     def evaluate(self, turns: Sequence[Turn], modes: Sequence[str]) -> list[dict[str, int]]:
         """For each client, the number of its test samples that each mode gets right, after taking in what it received."""
+        if absent := set(modes) - set(self.setting.method.modes):
+            method = self.setting.method
+            raise UserError(f"{method.name} as it is set has no mode {min(absent)!r}; it has {', '.join(method.modes)}")
+        return self._evaluate(turns, modes)
+
+    @abstractmethod
+    def _evaluate(self, turns: Sequence[Turn], modes: Sequence[str]) -> list[dict[str, int]]:
+        """The same, for modes that the method has."""

@@ -33,7 +33,7 @@ class ReferenceEngine(Engine):
         """See `Engine.train`."""
         return [self._train_one(round_, turn) for turn in turns]
 
-    def evaluate(self, turns: Sequence[Turn], modes: Sequence[str]) -> list[dict[str, int]]:
+    def _evaluate(self, turns: Sequence[Turn], modes: Sequence[str]) -> list[dict[str, int]]:
         """See `Engine.evaluate`."""
         return [self._evaluate_one(turn, modes) for turn in turns]
 
@@ -94,10 +94,11 @@ class ReferenceEngine(Engine):
 
 def _optimiser(net: ClientNet, phase: Phase) -> torch.optim.SGD:
     """SGD over the parts that learn, its momentum empty: it is new for each client, round and phase. The rest is fixed."""
-    for part_name, part in net.named_children():
-        part.train(part_name in phase.lr)
-        part.requires_grad_(part_name in phase.lr)
-    groups = [{"params": list(net.get_submodule(part).parameters()), "lr": lr} for part, lr in phase.lr.items()]
+    net.learn(phase.lr)
+    groups = [
+        {"params": [p for p in net.get_submodule(part).parameters() if p.requires_grad], "lr": lr}
+        for part, lr in phase.lr.items()
+    ]
     # One fused kernel does on every device what a loop over the parameters would.
     return torch.optim.SGD(groups, momentum=phase.momentum, weight_decay=phase.weight_decay, fused=True)
 

@@ -1,7 +1,6 @@
 """A run's last whole round on disk: safetensors and JSON, no pickle, replaced as one."""
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fedmrl.errors import UserError
+from fedmrl.files import replacing, write_whole
 from fedmrl.messages import Tensors
 
 
@@ -35,17 +35,20 @@ class Checkpoint:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._written: dict[int, tuple[Tensors, str]] = {}
+        self._saved: Snapshot | None = None
 
     def save(self, snapshot: Snapshot) -> None:
         """Write what changed, then name it all in `state.json` in one step, then delete what no longer counts."""
+        if snapshot is self._saved:
+            return
         self.folder.mkdir(parents=True, exist_ok=True)
         for client, state in snapshot.states.items():
             if client not in self._written or self._written[client][0] is not state:
                 name = f"client-{client:05d}-round-{snapshot.rounds:05d}.safetensors"
-                save_file(state, self.folder / name)
+                self._write(state, name)
                 self._written[client] = (state, name)
         server = f"server-round-{snapshot.rounds:05d}.safetensors"
-        save_file(snapshot.server, self.folder / server)
+        self._write(snapshot.server, server)
         clients = {str(client): name for client, (_, name) in sorted(self._written.items())}
         index = {
             "rounds": snapshot.rounds,
@@ -58,6 +61,7 @@ class Checkpoint:
         for path in self.folder.glob("*.safetensors"):
             if path.name != server and path.name not in clients.values():
                 path.unlink()
+        self._saved = snapshot
 
     def load(self, device: torch.device) -> Snapshot | None:
         """The snapshot that was saved last, without its records; None if there is none."""
@@ -86,15 +90,9 @@ class Checkpoint:
         """Delete the folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    def _write(self, tensors: Tensors, name: str) -> None:
+        with replacing(self.folder / name) as part:
+            save_file(tensors, part)
+
     def _tensors(self, name: str, device: torch.device) -> Tensors:
         return {key: tensor.clone() for key, tensor in load_file(self.folder / name, device=str(device)).items()}
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that at any moment it holds either the old text or the new."""
-    part = path.with_name(f".{path.name}.part")
-    with part.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)

@@ -16,7 +16,8 @@ from fedmrl.config import Recipe
 from fedmrl.data import ClientSplit
 from fedmrl.data.partition import split_json
 from fedmrl.errors import UserError
-from fedmrl.federation.checkpoint import Checkpoint, Snapshot, write_whole
+from fedmrl.federation.checkpoint import Checkpoint, Snapshot
+from fedmrl.files import write_whole
 
 _OVERHEAD = 0.05  # of a run's time, that checkpoints may take
 
@@ -33,10 +34,19 @@ class RunFolder:
     def create(cls, path: Path, recipe: Recipe, splits: Sequence[ClientSplit]) -> "RunFolder":
         """A new run's folder; one that is there already must be empty."""
         refuse_used(path)
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            config = recipe.to_toml()
+            config.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(f"a name in the recipe is not text ({error.reason}); rename that file") from error
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            (path / "rounds.jsonl").touch()
+        except OSError as error:
+            raise UserError(f"{path} cannot be written ({error.strerror}); name another folder with --out") from error
         write_whole(path / "split.json", split_json(splits))
         write_whole(path / "rounds.jsonl", "")
-        write_whole(path / "config.toml", recipe.to_toml())
+        write_whole(path / "config.toml", config)
         return cls(path)
 
     @classmethod
@@ -45,7 +55,10 @@ class RunFolder:
         config = path / "config.toml"
         if not config.is_file():
             raise UserError(f"{path} holds no run to resume; leave out --resume to start one there")
-        before = _flat(tomllib.loads(config.read_text()))
+        try:
+            before = _flat(tomllib.loads(config.read_text(encoding="utf-8")))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise UserError(f"{config} is damaged ({error}); the run cannot go on, start it anew elsewhere") from error
         now = _flat(tomllib.loads(recipe.to_toml()))
         changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
         if changed:
@@ -59,8 +72,11 @@ class RunFolder:
     def finished(self) -> dict[str, Any] | None:
         """The summary of a run that came to its end, if it did."""
         path = self.path / "summary.json"
-        summary: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-        return summary if summary.get("status") == "finished" else None
+        try:
+            summary = json.loads(path.read_text()) if path.is_file() else {}
+        except json.JSONDecodeError:  # damaged: the run's last rounds make it anew
+            return None
+        return summary if isinstance(summary, dict) and summary.get("status") == "finished" else None
 
     def records(self, rounds: int) -> tuple[dict[str, Any], ...]:
         """The first so many rounds. What comes after them may be cut off in the middle of a line."""
@@ -68,7 +84,13 @@ class RunFolder:
         lines = path.read_text().splitlines() if path.is_file() else []
         if len(lines) < rounds:
             raise UserError(f"{path} has lost rounds; the run cannot go on, start it anew in another folder")
-        return tuple(json.loads(line) for line in lines[:rounds])
+        try:
+            records = tuple(json.loads(line) for line in lines[:rounds])
+            if [record["round"] for record in records] != list(range(1, rounds + 1)):
+                raise ValueError("its rounds are not 1, 2, 3 …")
+            return records
+        except (ValueError, TypeError, KeyError) as error:
+            raise UserError(f"{path} is damaged ({error}); the run cannot go on, start it anew elsewhere") from error
 
     def load(self, device: torch.device) -> Snapshot | None:
         """The last whole round that was saved, with its records; the log is cut back to it."""
@@ -117,7 +139,8 @@ def refuse_used(path: Path) -> None:
         raise UserError(f"{path} is a file; --out must name a folder")
     if (path / "config.toml").exists():
         raise UserError(f"{path} already holds a run; name another --out, or go on with it by --resume")
-    if path.exists() and any(path.iterdir()):
+    begun = {"split.json", "rounds.jsonl"}  # what a run that was killed while its folder was made leaves
+    if path.exists() and any(entry.name not in begun and entry.suffix != ".part" for entry in path.iterdir()):
         raise UserError(f"{path} is not empty; name a new folder with --out")
 
 

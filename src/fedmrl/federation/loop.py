@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fedmrl.config import Recipe
-from fedmrl.engines import Engine, Setting, Turn, engine_for
+from fedmrl.engines import Engine, Setting, Turn, check_engine, engine_for
 from fedmrl.errors import DivergedError, InterruptedRun, UserError
 from fedmrl.federation import summary as summaries
 from fedmrl.federation.checkpoint import Snapshot
@@ -51,9 +51,13 @@ def run(
     >>> run(load_recipe("quickstart", short)).summary["status"]
     'finished'
     """
+    check_engine(engine)
     folder_path = None if out is None else Path(out)
     if folder_path is not None and not resume:
         refuse_used(folder_path)
+    if models is not None:
+        table = recipe.models.model_copy(update={"own": [spec.label for spec in models]})
+        recipe = recipe.model_copy(update={"models": table})
     setting = prepare(recipe, _device(device), models)
     who = schedule(recipe)
     folder = None
@@ -70,7 +74,9 @@ def run(
 def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
+    if name not in ("cpu", "cuda"):
+        raise UserError(f"--device: there is no {name!r}; choose auto, cpu or cuda")
+    if name == "cuda" and not torch.cuda.is_available():
         raise UserError("device is cuda, and torch finds no CUDA device here; use cpu or auto")
     return torch.device(name)
 
@@ -89,7 +95,21 @@ class Federation:
         self.modes = summaries.recorded_modes(recipe)
         self.start = self.method.start(setting.fresh_net(None))
         self.now = (folder.load(setting.device) if folder else None) or Snapshot(0, self.start)
+        self._check_fits(self.now)
         self._unjoined: dict[int, Tensors] = {}
+
+    def _check_fits(self, snapshot: Snapshot) -> None:
+        """A state that was loaded must be one of the client's model."""
+        shapes: dict[ModelSpec, dict[str, torch.Size]] = {}
+        for client, state in snapshot.states.items():
+            spec = self.setting.models[client]
+            if spec not in shapes:
+                shapes[spec] = {name: t.shape for name, t in self.setting.fresh_net(client).state_dict().items()}
+            if {name: t.shape for name, t in state.items()} != shapes[spec]:
+                raise UserError(
+                    f"client {client}'s state in the checkpoint does not fit the model that it is given now ({spec.label}); "
+                    "resume with the models that the run was started with"
+                )
 
     def run(self, on_round: OnRound) -> Run:
         """Go on to the last round, and sum up."""
@@ -121,7 +141,10 @@ class Federation:
         server = self.method.aggregate(now.server, uploads, round_)
         aggregated = time.perf_counter()
         states = {**now.states, **{o.client: o.state for o in outcomes}}
+        for client in clients:
+            self._unjoined.pop(client, None)
         accuracy = self._accuracy(clients, states, server, round_)
+        evaluated = time.perf_counter()
         record = {
             "round": round_.index + 1,
             "participants": list(clients),
@@ -133,7 +156,7 @@ class Federation:
             "seconds": {
                 "train": trained - started,
                 "aggregate": aggregated - trained,
-                "evaluate": time.perf_counter() - aggregated,
+                "evaluate": evaluated - aggregated,
             },
         }
         return Snapshot(
@@ -150,7 +173,6 @@ class Federation:
         if states is None:
             states = self.now.states
         if client in states:
-            self._unjoined.pop(client, None)
             return states[client]
         if client not in self._unjoined:
             net = self.setting.fresh_net(client)

@@ -5,21 +5,28 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedmrl.config import Recipe
 from fedmrl.data import sources
-from fedmrl.data.partition import partition, read_json
-from fedmrl.data.sources import Dataset
+from fedmrl.data.partition import partition
 from fedmrl.engines import Setting
 from fedmrl.errors import UserError
-from fedmrl.models import CNN, ModelSpec, Split
-from fedmrl.randomness import generator, torch_seeded
+from fedmrl.files import read_json
+from fedmrl.methods import ClientNet
+from fedmrl.models import ModelSpec
+from fedmrl.randomness import generator
 
 Schedule = list[list[int]]
 
 
 def prepare(recipe: Recipe, device: torch.device, models: Sequence[ModelSpec] | None = None) -> Setting:
     """Load the data, deal it, and see that the method can serve these models."""
+    if recipe.models.own is not None and models is None:
+        raise UserError(
+            f"this recipe says that its models were given from Python ({', '.join(dict.fromkeys(recipe.models.own))}); run it "
+            "there, with fedmrl.run(recipe, models=…)"
+        )
     data = sources.load(recipe.data)
     if recipe.training.augment.active and len(data.shape) != 3:
         raise UserError(f"training.augment is for images, and {data.name} has samples of shape {data.shape}; leave it out")
@@ -27,21 +34,30 @@ def prepare(recipe: Recipe, device: torch.device, models: Sequence[ModelSpec] | 
     specs = models if models is not None else recipe.models.of_clients(recipe.clients)
     if len(specs) != recipe.clients:
         raise UserError(f"{len(specs)} models were given for {recipe.clients} clients; give one for each")
-    small = recipe.models.shared([spec for spec in specs if isinstance(spec, CNN)] or [CNN()])
-    setting = Setting(recipe.method, data, splits, specs, small, recipe.training, recipe.seed, device)
-    _check_models(setting, data)
-    for client in range(recipe.clients):
-        setting.subsets(client)
+    setting = Setting(recipe.method, data, splits, specs, recipe.models.shared, recipe.training, recipe.seed, device)
+    _check_models(setting)
     return setting
 
 
-def _check_models(setting: Setting, data: Dataset) -> None:
-    built: dict[ModelSpec, Split] = {}
-    with torch_seeded(setting.seed, "check"):
-        for spec in set(setting.models):
-            built[spec] = spec.build(data.shape, len(data.classes))
-    clients = [built[spec] for spec in setting.models]
-    setting.method.check(clients, [spec.label for spec in setting.models])
+def _check_models(setting: Setting) -> None:
+    """Build one net of each kind: what cannot be built or served is refused now, before anything is written."""
+    nets: dict[ModelSpec, ClientNet] = {}
+    for client, spec in enumerate(setting.models):
+        if spec not in nets:
+            nets[spec] = setting.fresh_net(client)
+    clients = [nets[spec] for spec in setting.models]
+    setting.method.check([net.local for net in clients], [spec.label for spec in setting.models])
+    for client, net in enumerate(clients):
+        try:
+            cuts = setting.subsets(client).values()
+        except UserError as error:
+            raise UserError(f"client {client}: {error}") from error
+        alone = any(len(cut) % setting.training.batch_size == 1 for cut in cuts)
+        if alone and any(isinstance(module, _BatchNorm) for module in net.modules()):
+            raise UserError(
+                f"client {client}'s model ({setting.models[client].label}) normalises over the batch, and with "
+                f"training.batch_size = {setting.training.batch_size} its last batch has a single sample; choose another"
+            )
 
 
 def schedule(recipe: Recipe) -> Schedule:

@@ -7,7 +7,7 @@ samples is `batch.mean`, and every mean over a representation divides by its mod
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from fedmrl.messages import Tensors, Upload, copy, weighted_mean
 from fedmrl.models import CNN, Split
-from fedmrl.training import Phase, Sums, Table, Training
+from fedmrl.table import Table
+from fedmrl.training import Phase, Sums, Training
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,14 @@ class ClientNet(nn.Module):
             self.add_module(name, part)
         for name, tensor in (kept or {}).items():
             self.register_buffer(name, tensor)
+        self._frozen = {name for name, parameter in self.named_parameters() if not parameter.requires_grad}
+
+    def learn(self, parts: Container[str]) -> None:
+        """Let these parts learn; the others are fixed, in eval mode. What the user froze in a model stays frozen."""
+        for name, part in self.named_children():
+            part.train(name in parts)
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(name.partition(".")[0] in parts and name not in self._frozen)
 
 
 @dataclass(frozen=True)
@@ -145,8 +154,11 @@ class Method(Table, ABC):
         return {}
 
     def predict(self, net: ClientNet, x: Tensor, mode: str) -> Tensor:
-        """A score for each class, the highest wins; minus infinity for a class that cannot be predicted."""
-        logits_BC: Tensor = net.local(x)
+        """A score for each class, the highest wins; minus infinity for a class that cannot be predicted.
+
+        A mode is the name of the part that predicts, if a method does not say otherwise.
+        """
+        logits_BC: Tensor = net.get_submodule(mode)(x)
         return logits_BC
 
     # ---- the server's side ----

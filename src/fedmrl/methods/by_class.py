@@ -49,8 +49,10 @@ def means(sums_C: Tensor, weight_C: Tensor, what: str, dtype: torch.dtype) -> Te
 
 
 def write_rows(table_C: Tensor, known_C: Tensor, content: Mapping[str, Tensor], what: str) -> None:
-    """Put a message's rows into a table of all classes, and mark them as known; an empty message changes nothing."""
-    if content:
-        with torch.no_grad():
-            table_C.zero_()[content["classes"]] = content[what].to(table_C)
-            known_C.zero_()[content["classes"]] = True
+    """Put a message's rows into a table of all classes, and mark them alone as known; an empty message clears it."""
+    with torch.no_grad():
+        table_C.zero_()
+        known_C.zero_()
+        if content:
+            table_C[content["classes"]] = content[what].to(table_C)
+            known_C[content["classes"]] = True

@@ -62,5 +62,5 @@ class FD(Method):
         dtype = next(tensor.dtype for name, tensor in server.items() if name.endswith("/outputs"))
         if own := kept_uploads(server).get(client):
             own_CC, own_C = weighted_rows(own, "outputs", len(count_C))
-            sums_CC, count_C = sums_CC - own_CC, (count_C - own_C) * own_C
+            sums_CC, count_C = sums_CC - own_CC, torch.where(own_C > 0, count_C - own_C, 0)
         return means(sums_CC, count_C, "outputs", dtype)

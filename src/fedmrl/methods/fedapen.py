@@ -96,5 +96,4 @@ class FedAPEN(WeightSharing):
         """By the ensemble, or by one of its two models."""
         if mode == "ensemble":
             return self.mix(net, net.local(x), net.small(x))
-        logits_BC: Tensor = net.small(x) if mode == "small" else net.local(x)
-        return logits_BC
+        return super().predict(net, x, mode)

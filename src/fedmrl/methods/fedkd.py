@@ -92,11 +92,6 @@ class FedKD(WeightSharing):
         missed = {n: t for n, t in server.items() if n.startswith("answer/") and int(n.split("/")[1]) >= since}
         return copy(missed) if size(missed).parameters < size(whole).parameters else whole
 
-    def predict(self, net: ClientNet, x: Tensor, mode: str) -> Tensor:
-        """By the model that the mode names."""
-        logits_BC: Tensor = net.small(x) if mode == "small" else net.local(x)
-        return logits_BC
-
 
 def factor(update: Mapping[str, Tensor], energy: float) -> Tensors:
     """Each matrix as U, σ, V of the smallest rank that keeps more than `energy` of it, if that is less to send.

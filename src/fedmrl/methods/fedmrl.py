@@ -4,6 +4,7 @@ The paper's names: θ is `small`, ω is `local`, φ is `projector`.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal, Self
 
 import torch
@@ -86,7 +87,7 @@ class FedMRL(WeightSharing):
         phase = training.phase(self.loss, self.parts)
         own = {"local": self.lr_local, "small": self.lr_small, "projector": self.lr_projector}
         rates = {part: own[part] or rate for part, rate in phase.lr.items()}
-        return (Phase(**{**vars(phase), "lr": rates}),)
+        return (replace(phase, lr=rates),)
 
     def fuse(self, net: ClientNet, x: Tensor) -> Tensor:
         """The projected splice of the generalised and the personalised representation, of local's dimension."""

@@ -1,6 +1,7 @@
 """FedProto (Tan et al., 2022): clients exchange the mean representation of each class, nothing else."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -64,7 +65,7 @@ class FedProto(Method):
 
     def phases(self, training: Training, earlier: int) -> tuple[Phase, ...]:
         """One phase; its last epoch gives the prototypes."""
-        return (Phase(**{**vars(training.phase(self.loss, self.parts)), "sums_of": "last epoch"}),)
+        return (replace(training.phase(self.loss, self.parts), sums_of="last epoch"),)
 
     def loss(self, net: ClientNet, batch: Batch) -> tuple[Tensor, Sums]:
         """CE(local) + λ·distance to the prototypes; a class without a prototype adds zero."""

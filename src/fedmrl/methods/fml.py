@@ -44,8 +44,3 @@ class FML(WeightSharing):
             + self.beta * batch.mean(cross_entropy(small_BC, batch.y_B))
             + (1 - self.beta) * batch.mean(divergence(local_BC, small_BC))
         )
-
-    def predict(self, net: ClientNet, x: Tensor, mode: str) -> Tensor:
-        """By the model that the mode names."""
-        logits_BC: Tensor = net.small(x) if mode == "small" else net.local(x)
-        return logits_BC

@@ -24,10 +24,14 @@ class LGFedAvg(WeightSharing):
         for client, shape in enumerate(shapes):
             if shape != shapes[0]:
                 raise UserError(
-                    f"lg-fedavg averages headers, and client 0 ({labels[0]}) has one of shape {shapes[0][0]} where client "
-                    f"{client} ({labels[client]}) has {shape[0]}; give all models the same representation dimension"
+                    f"lg-fedavg averages headers, and client 0 ({labels[0]}) has one of shape {_said(shapes[0])} where client "
+                    f"{client} ({labels[client]}) has {_said(shape)}; give all models the same representation dimension"
                 )
 
     def loss(self, net: ClientNet, batch: Batch) -> Tensor:
         """CE(local), extractor and header trained together."""
         return batch.mean(cross_entropy(net.local(batch.x), batch.y_B))
+
+
+def _said(shapes: list[list[int]]) -> str:
+    return str(shapes[0]) if len(shapes) > 1 else f"{shapes[0]} without a bias"

@@ -6,6 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedmrl.engines import Setting
 from fedmrl.methods import Batch
 from fedmrl.models import ModelSpec
+from fedmrl.randomness import torch_seeded
 
 _COUNTED_ON = 2  # samples; one would be too few for layers that normalise over the batch
 
@@ -15,30 +16,30 @@ class FlopCounter:
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
-        self._per_sample: dict[tuple[ModelSpec, bool], dict[str, float]] = {}
+        self._per_sample: dict[tuple[ModelSpec, bool], list[float]] = {}
 
     def of_round(self, client: int, earlier: int) -> int:
         """Forward and backward passes over all samples that the client trains on, having taken part `earlier` times."""
         sizes = {name: len(positions) for name, positions in self.setting.subsets(client).items()}
         phases = self.setting.method.phases(self.setting.training, earlier)
-        cost = self._costs(client, earlier)
-        return round(sum(cost[phase.subset] * sizes[phase.subset] * phase.epochs for phase in phases))
+        costs = self._costs(client, earlier)
+        spent = (cost * sizes[phase.subset] * phase.epochs for cost, phase in zip(costs, phases, strict=True))
+        return round(sum(spent))
 
-    def _costs(self, client: int, earlier: int) -> dict[str, float]:
-        """For each phase, by its subset: FLOPs of one sample in one training step."""
+    def _costs(self, client: int, earlier: int) -> list[float]:
+        """For each phase, FLOPs of one sample in one training step."""
         key = (self.setting.models[client], earlier > 0)
         if key not in self._per_sample:
             net = self.setting.fresh_net(client)
             x = torch.zeros(_COUNTED_ON, *self.setting.data.shape, device=self.setting.device, dtype=self.setting.dtype)
             y_B = torch.zeros(_COUNTED_ON, device=self.setting.device, dtype=torch.long)
-            costs = {}
+            costs = []
             for phase in self.setting.method.phases(self.setting.training, earlier):
-                for name, part in net.named_children():
-                    part.requires_grad_(name in phase.lr)
-                with FlopCounterMode(display=False) as counter:
+                net.learn(phase.lr)
+                with FlopCounterMode(display=False) as counter, torch_seeded(self.setting.seed, "flops"):
                     outcome = phase.loss(net, Batch(x, y_B))
                     loss = outcome[0] if isinstance(outcome, tuple) else outcome
                     torch.autograd.backward(loss)
-                costs[phase.subset] = counter.get_total_flops() / _COUNTED_ON
+                costs.append(counter.get_total_flops() / _COUNTED_ON)
             self._per_sample[key] = costs
         return self._per_sample[key]

@@ -9,7 +9,7 @@ from torch import nn
 
 from fedmrl.errors import UserError
 from fedmrl.models.split import Split
-from fedmrl.training import Table
+from fedmrl.table import Table
 
 Width = Annotated[int, Field(ge=1, le=100_000)]
 

@@ -65,32 +65,40 @@ def split(model: nn.Module, last: str, example: Tensor) -> Split:
 
 def _checked(model: nn.Module, cut: Split, last: str, example: Tensor) -> Split:
     """The cut model, once it has shown that it computes what the whole one does."""
-    training = model.training
+    name, training = type(model).__name__, model.training
     model.eval()
     cut.eval()
     try:
         with torch.no_grad():
-            whole = model(example)
-            representation = cut.extractor(example)
+            whole = _tried(model, example, f"{name} does not run on an input of shape {list(example.shape)}")
+            without = f"{name} cannot be split at {last!r}: without that layer it does not run"
+            representation = _tried(cut.extractor, example, without)
             if representation.shape != (len(example), cut.dim):
                 raise UserError(
-                    f"{type(model).__name__} cannot be split at {last!r}: what comes before it has shape "
+                    f"{name} cannot be split at {last!r}: what comes before it has shape "
                     f"{list(representation.shape[1:])} a sample, expected [{cut.dim}]; name the model's last layer"
                 )
             if not torch.allclose(cut.header(representation), whole, rtol=1e-4, atol=1e-5):
                 raise UserError(
-                    f"{type(model).__name__} cannot be split at {last!r}: other layers come after it or beside it; "
+                    f"{name} cannot be split at {last!r}: other layers come after it or beside it; "
                     "name the layer that computes the model's output"
                 )
-    except RuntimeError as error:
-        raise UserError(
-            f"{type(model).__name__} cannot be split at {last!r}: without that layer the model does not run on an "
-            f"input of shape {list(example.shape)} ({str(error).splitlines()[0]})"
-        ) from error
     finally:
         model.train(training)
         cut.train(training)
     return cut
+
+
+def _tried(module: nn.Module, example: Tensor, sentence: str) -> Tensor:
+    """The module's output; whatever its author's code raises becomes a sentence."""
+    try:
+        output = module(example)
+        if not isinstance(output, Tensor):
+            raise TypeError(f"it gives a {type(output).__name__}, not a tensor")
+    except Exception as error:
+        first, *_ = str(error).splitlines() or [type(error).__name__]
+        raise UserError(f"{sentence} ({first})") from error
+    return output
 
 
 class ModelSpec(Protocol):
@@ -119,7 +127,8 @@ class OwnModel:
 
     def build(self, shape: tuple[int, ...], classes: int) -> Split:
         """A new model, its weights drawn from torch's current state."""
-        model = split(self.make(), self.last, torch.zeros(2, *shape))
+        example = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
+        model = split(self.make(), self.last, example)
         outputs = model.get_submodule("header").out_features
         if outputs != classes:
             raise UserError(f"model {self.label!r} gives {outputs} outputs, and the data has {classes} classes")

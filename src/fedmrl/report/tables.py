@@ -34,7 +34,8 @@ def _best(summary: Mapping[str, Any]) -> float:
     return best
 
 
-def _worst(summary: Mapping[str, Any]) -> float:
+def worst_client(summary: Mapping[str, Any]) -> float:
+    """The accuracy of the client that does worst."""
     return min(float(client["accuracy"]) for client in summary["clients"])
 
 
@@ -58,7 +59,7 @@ def _row(title: str, summaries: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
         title,
         percent(_of(summaries, headline)),
         percent(_of(summaries, _best)),
-        percent(_of(summaries, _worst)),
+        percent(_of(summaries, worst_client)),
         amount(float(np.mean(_of(summaries, _sent))), "B"),
         amount(float(np.mean(_of(summaries, _compute))), "FLOP"),
         f"{np.mean([sum(s['seconds'].values()) for s in summaries]):.1f} s",

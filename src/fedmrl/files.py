@@ -1,0 +1,36 @@
+"""Files that are never half-written, and files that a recipe names."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fedmrl.errors import UserError
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Inside, write to the path it gives; after, the file is in its place as one, and on the disk."""
+    part = path.with_name(f".{path.name}.part")
+    yield part
+    with part.open("rb") as file:
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text so that at any moment the file holds either the old one or the new."""
+    with replacing(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+def read_json(path: Path, key: str) -> Any:
+    """A JSON file that a recipe's key names."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}, named by {key}, cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}, named by {key}, is not JSON ({error})") from error

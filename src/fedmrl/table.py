@@ -1,0 +1,19 @@
+"""What every table of a recipe is: unknown keys are refused, and values do not change once set."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+
+class Table(BaseModel):
+    """A table of a recipe."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _truth_is_no_number(cls, plain: Any) -> Any:
+        for name, field in cls.model_fields.items():
+            if isinstance(plain, dict) and isinstance(plain.get(name), bool) and field.annotation is not bool:
+                raise ValueError(f"{name} is {str(plain[name]).lower()}, and takes no true or false")
+        return plain
