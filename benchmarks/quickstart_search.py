@@ -124,8 +124,8 @@ How many clients, classes and passes make federating worth it? In every row all 
 last round, with the aggregated shared part where there is one, a number for each seed; × means that a client's loss became NaN.
 
 What the tables say:
-- One epoch a round at full participation, FedMRL is mostly behind training alone (in six of the seven rows that have both and
-  do not diverge); at five epochs and 20% it is ahead wherever both were measured, except where it diverges.
+- One seed, one epoch a round at full participation: FedMRL is behind training alone in seven of the nine rows that have
+  both. Five epochs at 20%: it is ahead in all four that have both, and diverges at the larger rates.
 - At rate 0.01 without clipping, 50 clients of 5 classes, FedMRL (d1 = 250) is ahead of both others on every seed, but larger
   rates make it diverge. Clipping each part's gradient mends that; clipped at 1, FedMRL falls behind FedProto at every
   rate, at 3 it is level with it, from 6 on it is ahead on every seed.
