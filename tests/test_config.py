@@ -96,7 +96,7 @@ def test_client_k_has_cnn_k_mod_5_plus_1_and_the_smallest_is_shared():
         (["partition.kind=klass"], "partition.kind is 'klass'; choose 'class', 'dirichlet', 'iid', 'given'"),
         (["partition.shares=[0.6, 0.4]"], "partition: shares is [0.6, 0.4]; its first value must not be above its second"),
         (["partition.kind=given"], "partition: kind is 'given', so file must name a JSON"),
-        (["rounds=ten"], "rounds is 'ten'; it should be a valid integer"),
+        (["rounds=ten"], "rounds is 'ten'; it must be a whole number"),
         (["rounds=0"], "rounds is 0; it must be at least 1"),
         (["training.momentum=1"], "training.momentum is 1; it must be below 1"),
         (["training=5"], "training is 5"),

@@ -18,11 +18,15 @@ def test_a_terminal_gets_a_bar_with_the_time_left_and_the_accuracy():
     with watching(Console(file=screen, force_terminal=True, width=140), "FedMRL", 2) as on_round:
         on_round(record(1, participants=PARTICIPANTS))
         on_round(record(2, participants=PARTICIPANTS, all=EVERYONE))
-    assert "2/2" in screen.getvalue() and "left" in screen.getvalue() and "accuracy 75.0% (all)" in screen.getvalue()
+    assert (
+        "2/2" in screen.getvalue()
+        and "left" in screen.getvalue()
+        and "accuracy 75.0% (all clients, round 2), 25.0%" in screen.getvalue()
+    )
 
 
 def test_a_file_gets_plain_lines():
     log = io.StringIO()
     with watching(Console(file=log, width=140), "FedMRL", 1) as on_round:
         on_round(record(1, participants=PARTICIPANTS))
-    assert log.getvalue() == "FedMRL: round 1/1, accuracy 25.0% (participants), loss 0.500, 0 s left\n"
+    assert log.getvalue() == "FedMRL: round 1/1, 25.0% (this round's), loss 0.500, 0 s left\n"

@@ -98,7 +98,7 @@ def compare(
 def _write(comparison: Comparison, titles: Mapping[str, str], title: str, recipe: Recipe, seeds: Sequence[int]) -> None:
     out = comparison.folder
     share = recipe.participation if isinstance(recipe.participation, str) else f"{recipe.participation:.0%} a round"
-    subtitle = f"{recipe.data.name}, {recipe.clients} clients, {share}, {recipe.partition.kind} split, seeds {list(seeds)}"
+    subtitle = f"{recipe.data.name}, {recipe.clients} clients, {share}, {_seeds_said(seeds)}"
     write_whole(out / "table.md", markdown(COLUMNS, comparison.rows))
     results = {name: [_result(s) for s in summaries] for name, summaries in comparison.summaries.items()}
     write_whole(
@@ -115,3 +115,7 @@ def _result(summary: Mapping[str, Any]) -> dict[str, Any]:
         return {"seed": summary["seed"], "status": summary["status"], **summary["diverged"]}
     kept = ("seed", "status", "view", "mode", "accuracy", "communication", "flops", "seconds", "device", "versions")
     return {"headline": headline(summary), "worst_client": worst_client(summary), **{key: summary[key] for key in kept}}
+
+
+def _seeds_said(seeds: Sequence[int]) -> str:
+    return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))} (line: mean, band: range)"

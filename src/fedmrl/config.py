@@ -1,6 +1,7 @@
 """Recipes: complete configurations as TOML, read, changed by `key=value`, checked, and written down resolved."""
 
 import difflib
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -145,8 +146,13 @@ def known_recipes() -> dict[str, str]:
     root = _packaged()
     return {
         path.relative_to(root).with_suffix("").as_posix(): path.read_text().splitlines()[0].lstrip("# ")
-        for path in sorted(root.rglob("*.toml"))
+        for path in sorted(root.rglob("*.toml"), key=lambda path: (path.parent != root, _natural(path)))
     }
+
+
+def _natural(path: Path) -> list[int | str]:
+    """Numbers by their value: n50 before n100."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.stem)]
 
 
 def _packaged() -> Path:
@@ -290,6 +296,10 @@ def _sentence(error: ValidationError, plain: Mapping[str, Any], source: str, met
         case "literal_error":
             same = [e for e in error.errors() if e["type"] == "literal_error" and _where(e["loc"], plain)[0] == path]
             wanted = f"choose {', '.join(dict.fromkeys(e['ctx']['expected'].replace(' or ', ', ') for e in same))}"
+        case "int_parsing" | "int_type" | "int_from_float":
+            wanted = "it must be a whole number"
+        case "float_parsing" | "float_type":
+            wanted = "it must be a number"
         case "missing":
             wanted = "it lacks a value"
         case "model_type" | "model_attributes_type" | "dict_type":

@@ -30,6 +30,7 @@ def watching(console: Console, label: str, rounds: int) -> Iterator[OnRound]:
         console=console,
     ) as bar:
         task = bar.add_task(label, total=rounds, accuracy="")
+        describe = Description()
 
         def on_round(record: Mapping[str, Any]) -> None:
             bar.update(task, completed=record["round"], accuracy=describe(record))
@@ -40,22 +41,34 @@ def watching(console: Console, label: str, rounds: int) -> Iterator[OnRound]:
 def _lines(console: Console, label: str, rounds: int) -> OnRound:
     started = said = time.monotonic()
     first: int | None = None
+    describe = Description()
 
     def on_round(record: Mapping[str, Any]) -> None:
         nonlocal said, first
         first = record["round"] - 1 if first is None else first
-        now, done = time.monotonic(), record["round"]
+        now, done, said_of_it = time.monotonic(), record["round"], describe(record)
         if now - said >= _EVERY or done == rounds:
             said = now
             left = (now - started) / (done - first) * (rounds - done)
-            console.print(f"{label}: round {done}/{rounds}, {describe(record)}, {left:.0f} s left", soft_wrap=True)
+            console.print(f"{label}: round {done}/{rounds}, {said_of_it}, {left:.0f} s left", soft_wrap=True)
 
     return on_round
 
 
-def describe(record: Mapping[str, Any]) -> str:
-    """The newest accuracy: of all clients if they were evaluated in this round, else of those that took part."""
-    whose = "all" if "all" in record["accuracy"] else "participants"
+class Description:
+    """What is known so far, in a few words: all clients' accuracy when they were last evaluated, and this round's clients'."""
+
+    def __init__(self) -> None:
+        self._everyone = ""
+
+    def __call__(self, record: Mapping[str, Any]) -> str:
+        """The words for the newest round."""
+        if "all" in record["accuracy"]:
+            self._everyone = f"accuracy {_newest(record, 'all'):.1%} (all clients, round {record['round']}), "
+        return f"{self._everyone}{_newest(record, 'participants'):.1%} (this round's), loss {record['loss']:.3f}"
+
+
+def _newest(record: Mapping[str, Any], whose: str) -> float:
     views = record["accuracy"][whose]
-    accuracy = next(iter(views.get("aggregated", views["own"]).values()))
-    return f"accuracy {accuracy:.1%} ({whose}), loss {record['loss']:.3f}"
+    accuracy: float = next(iter(views.get("aggregated", views["own"]).values()))
+    return accuracy

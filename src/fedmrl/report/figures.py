@@ -48,8 +48,10 @@ def accuracy_figure(curves: Mapping[str, Sequence[Curve]], title: str, subtitle:
     axes.set_ylabel("accuracy, mean over all clients (%)")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(title, fontsize=13, fontweight="bold", x=0.02, ha="left")
     axes.set_title(subtitle, fontsize=9, color="#555555", loc="left")
+    axes.annotate(
+        title, (0, 1), xytext=(0, 24), xycoords="axes fraction", textcoords="offset points", fontsize=13, fontweight="bold"
+    )
     _save(figure, path)
 
 
