@@ -106,6 +106,15 @@ def test_compare_gives_one_table_one_figure_and_the_same_split_to_all(fedmrl):
     assert not list(Path("c").rglob("*.safetensors")), "a comparison keeps no checkpoints once it is finished"
 
 
+def test_compare_reads_the_data_once(fedmrl, monkeypatch):
+    from fedmrl.data import sources
+
+    real, reads = sources.load, []
+    monkeypatch.setattr(sources, "load", lambda table: reads.append(table) or real(table))
+    code, _, _ = fedmrl("compare", "quickstart", *PLAIN, "--methods", "standalone,fd", "--seeds", "0,1", "--out", "c")
+    assert code == 0 and len(reads) == 1
+
+
 def test_compare_over_seeds_tells_mean_and_spread(fedmrl):
     code, out, err = fedmrl("compare", "quickstart", *PLAIN, "--methods", "fd,fml", "--seeds", "0,1", "--json", "--out", "c")
     assert code == 0, err
@@ -304,7 +313,7 @@ def test_ctrl_c_before_a_run_has_begun_says_so(fedmrl, monkeypatch):
 
     monkeypatch.setattr("fedmrl.federation.loop.prepare", stop)
     code, _, err = fedmrl("run", "quickstart", *TINY)
-    assert (code, err) == (130, "fedmrl: stopped; nothing was begun\n") and not Path("runs").exists()
+    assert (code, err) == (130, "fedmrl: stopped before training began\n") and not Path("runs").exists()
 
 
 def test_a_run_on_files_named_by_set_goes_on_from_its_folder(fedmrl):

@@ -36,7 +36,7 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            _end("stopped; nothing was begun", 130)
+            _end("stopped before training began", 130)
 
 
 app = typer.Typer(

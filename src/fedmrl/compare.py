@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from fedmrl.config import Recipe
+from fedmrl.data import sources
 from fedmrl.engines import check_engine
 from fedmrl.errors import DivergedError, UserError
 from fedmrl.federation.folder import refuse_used
@@ -63,32 +64,30 @@ def compare(
     elif not any((folder / "config.toml").exists() for folder in folders.values()):
         raise UserError(f"{out} holds no such comparison to resume; leave out --resume to start one in a new folder")
     check_engine(engine)
-    for seed in seeds:  # what cannot be run is refused before any of it is run
-        for recipe in recipes.values():
-            prepare(recipe.model_copy(update={"seed": seed}), torch.device("cpu"))
+    data = sources.load(next(iter(recipes.values())).data)
+    seeded = {(name, seed): recipes[name].model_copy(update={"seed": seed}) for name, seed in folders}
+    for recipe in seeded.values():  # what cannot be run is refused before any of it is run
+        prepare(recipe, torch.device("cpu"), data=data)
     summaries: dict[str, list[dict[str, Any]]] = {name: [] for name in recipes}
     curves: dict[str, list[Curve]] = {name: [] for name in recipes}
-    for seed in seeds:
-        for name, recipe in recipes.items():
-            folder = folders[name, seed]
-            seeded = recipe.model_copy(update={"seed": seed})
-            goes_on = resume and (folder / "config.toml").exists()
-            with suppress(DivergedError), watch(name, seed) if watch else nullcontext() as on_round:
-                run(
-                    seeded,
-                    out=folder,
-                    resume=goes_on,
-                    device=device,
-                    engine=engine,
-                    on_round=on_round,
-                    keep_checkpoint=False,
-                )
-            summary = json.loads((folder / "summary.json").read_text())
-            summaries[name].append(summary)
-            shutil.rmtree(folder / "checkpoint", ignore_errors=True)  # of a run that diverged
-            if summary["status"] == "finished":
-                records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-                curves[name].append(list(curve(records, "all", summary["view"], summary["mode"])))
+    for (name, seed), folder in folders.items():
+        goes_on = resume and (folder / "config.toml").exists()
+        with suppress(DivergedError), watch(name, seed) if watch else nullcontext() as on_round:
+            run(
+                seeded[name, seed],
+                out=folder,
+                resume=goes_on,
+                device=device,
+                engine=engine,
+                data=data,
+                on_round=on_round,
+            )
+        shutil.rmtree(folder / "checkpoint", ignore_errors=True)  # large, and a comparison has no use for it
+        summary = json.loads((folder / "summary.json").read_text())
+        summaries[name].append(summary)
+        if summary["status"] == "finished":
+            records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+            curves[name].append(list(curve(records, "all", summary["view"], summary["mode"])))
     titles = {name: recipe.method.title for name, recipe in recipes.items()}
     comparison = Comparison(summaries, curves, comparison_rows(titles, summaries), out)
     _write(comparison, titles, title, next(iter(recipes.values())), seeds)

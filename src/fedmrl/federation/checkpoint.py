@@ -1,7 +1,6 @@
 """A run's last whole round on disk: safetensors and JSON, no pickle, replaced as one."""
 
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,10 +84,6 @@ class Checkpoint:
             ) from error
         self._written = {client: (tensors, state["clients"][str(client)]) for client, tensors in states.items()}
         return snapshot
-
-    def remove(self) -> None:
-        """Delete the folder."""
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _write(self, tensors: Tensors, name: str) -> None:
         with replacing(self.folder / name) as part:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fedmrl.config import Recipe
+from fedmrl.data import Dataset
 from fedmrl.engines import Engine, Setting, Turn, check_engine, engine_for
 from fedmrl.errors import DivergedError, InterruptedRun, UserError
 from fedmrl.federation import summary as summaries
@@ -41,10 +42,11 @@ def run(
     device: str = "auto",
     engine: str = "auto",
     models: Sequence[ModelSpec] | None = None,
+    data: Dataset | None = None,
     on_round: OnRound | None = None,
-    keep_checkpoint: bool = True,
 ) -> Run:
-    """Run a recipe; with `out`, into that folder. `models` gives each client a local model of one's own.
+    """Run a recipe; with `out`, into that folder. `models` gives each client a local model of one's own; `data` is
+    what the recipe names, where that is loaded already.
 
     >>> from fedmrl import load_recipe
     >>> short = {"rounds": 1, "models.local": [{"conv1": 2, "conv2": 2, "fc1": 8, "fc2": 8}], "method.d1": 4}
@@ -58,17 +60,14 @@ def run(
     if models is not None:
         table = recipe.models.model_copy(update={"own": [spec.label for spec in models]})
         recipe = recipe.model_copy(update={"models": table})
-    setting = prepare(recipe, _device(device), models)
+    setting = prepare(recipe, _device(device), models, data)
     who = schedule(recipe)
     folder = None
     if folder_path is not None:
         folder = (RunFolder.reopen if resume else RunFolder.create)(folder_path, recipe, setting.splits)
         if resume and (summary := folder.finished()):
             return Run(recipe, summary, folder.records(recipe.rounds), folder_path)
-    done = Federation(recipe, setting, who, engine, folder).run(on_round or (lambda _: None))
-    if folder and not keep_checkpoint:
-        folder.checkpoint.remove()
-    return done
+    return Federation(recipe, setting, who, engine, folder).run(on_round or (lambda _: None))
 
 
 def _device(name: str) -> torch.device:

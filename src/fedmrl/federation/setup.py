@@ -8,7 +8,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedmrl.config import Recipe
-from fedmrl.data import sources
+from fedmrl.data import Dataset, sources
 from fedmrl.data.partition import partition
 from fedmrl.engines import Setting
 from fedmrl.errors import UserError
@@ -20,14 +20,16 @@ from fedmrl.randomness import generator
 Schedule = list[list[int]]
 
 
-def prepare(recipe: Recipe, device: torch.device, models: Sequence[ModelSpec] | None = None) -> Setting:
-    """Load the data, deal it, and see that the method can serve these models."""
+def prepare(
+    recipe: Recipe, device: torch.device, models: Sequence[ModelSpec] | None = None, data: Dataset | None = None
+) -> Setting:
+    """Load the data (unless it is given), deal it, and see that the method can serve these models."""
     if recipe.models.own is not None and models is None:
         raise UserError(
             f"this recipe says that its models were given from Python ({', '.join(dict.fromkeys(recipe.models.own))}); run it "
             "there, with fedmrl.run(recipe, models=…)"
         )
-    data = sources.load(recipe.data)
+    data = data or sources.load(recipe.data)
     if recipe.training.augment.active and len(data.shape) != 3:
         raise UserError(f"training.augment is for images, and {data.name} has samples of shape {data.shape}; leave it out")
     splits = partition(recipe.partition, data, recipe.clients, recipe.seed)
