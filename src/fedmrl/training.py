@@ -40,7 +40,9 @@ class Training(Table):
     )
     epochs: Annotated[int, Field(ge=1)] = Field(1, description="passes over the client's training data in a round")
     batch_size: Annotated[int, Field(ge=1)] = Field(64, description="samples in a step")
-    precision: Literal["fp32", "fp64"] = Field("fp32", description="the floating-point type of everything computed")
+    precision: Literal["fp32", "tf32", "bf16", "fp64"] = Field(
+        "fp32", description="what products are computed in; with tf32 and bf16 the rest stays in 32 bits"
+    )
     augment: Augmentation = Augmentation()
 
     def phase(self, loss: LossFunction, parts: tuple[str, ...]) -> "Phase":

@@ -1,7 +1,7 @@
 """In what order a client sees its samples, and what happens to them on the way: all drawn from keyed generators."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,7 +49,7 @@ class Samples:
     def take(self, positions: Indices) -> tuple[Tensor, Tensor]:
         """Inputs and labels, standardised."""
         index = torch.from_numpy(positions).to(self.device)
-        return self._standardised(self.x[index]), self.y[index]
+        return shown(self.x[index], self.mean, self.std), self.y[index]
 
     def batches(self, plan: Plan, batch_size: int, augment: Augmentation) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Epoch, inputs and labels of each step; the last batch of an epoch may be smaller."""
@@ -61,13 +61,15 @@ class Samples:
                 else:
                     index = torch.from_numpy(order[start:stop]).to(self.device)
                     draws = torch.from_numpy(plan.draws_EN8[epoch, start:stop]).to(self.device)
-                    yield epoch, augmented(self.x[index], draws, augment, self._standardised), self.y[index]
-
-    def _standardised(self, raw: Tensor) -> Tensor:
-        return (raw.to(self.dtype) - self.mean) / self.std
+                    yield epoch, augmented(self.x[index], self.mean, self.std, draws, augment), self.y[index]
 
 
-def augmented(raw: Tensor, draws_B8: Tensor, augment: Augmentation, standardised: Callable[[Tensor], Tensor]) -> Tensor:
+def shown(raw: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Samples as they came, standardised, in the type of the mean."""
+    return (raw.to(mean.dtype) - mean) / std
+
+
+def augmented(raw: Tensor, mean: Tensor, std: Tensor, draws_B8: Tensor, augment: Augmentation) -> Tensor:
     """Flip, crop out of a black border, standardise, then blank a rectangle: as the draws say, a row for each image."""
     flip_B, row_B, column_B = draws_B8[:, :3].unbind(dim=1)
     B, C, H, W = raw.shape
@@ -82,7 +84,7 @@ def augmented(raw: Tensor, draws_B8: Tensor, augment: Augmentation, standardised
         column_BW = column_BW + (column_B * offsets).long()[:, None]
     image = torch.arange(B, device=raw.device)[:, None, None, None]
     channel = torch.arange(C, device=raw.device)[None, :, None, None]
-    x = standardised(raw[image, channel, row_BH[:, None, :, None], column_BW[:, None, None, :]])
+    x = shown(raw[image, channel, row_BH[:, None, :, None], column_BW[:, None, None, :]], mean, std)
     return x * ~_rectangles(draws_B8[:, 3:], augment.erase, H, W) if augment.erase else x
 
 

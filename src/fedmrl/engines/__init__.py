@@ -1,16 +1,19 @@
 """Engines: how a round's clients are trained and evaluated. None of them knows a method by name."""
 
 from fedmrl.engines.base import Engine, Outcome, Setting, Turn
+from fedmrl.engines.batched import BatchedEngine
 from fedmrl.engines.reference import ReferenceEngine
 from fedmrl.errors import UserError
 
-ENGINES: dict[str, type[Engine]] = {"reference": ReferenceEngine}
+ENGINES: dict[str, type[Engine]] = {"reference": ReferenceEngine, "batched": BatchedEngine}
 
 
-def engine_for(name: str, setting: Setting) -> Engine:
-    """The engine of that name; `auto` takes the fastest that can run here, which is the only one for now."""
+def engine_for(name: str, *settings: Setting) -> Engine:
+    """The engine of that name; `auto` is the faster one: on a GPU clients as one program, on a CPU one after another."""
     check_engine(name)
-    return ENGINES["reference" if name == "auto" else name](setting)
+    if name == "auto":
+        name = "batched" if settings[0].device.type == "cuda" else "reference"
+    return ENGINES[name](*settings)
 
 
 def check_engine(name: str) -> None:
@@ -19,4 +22,4 @@ def check_engine(name: str) -> None:
         raise UserError(f"--engine: there is no {name!r}; choose auto, {', '.join(ENGINES)}")
 
 
-__all__ = ["ENGINES", "Engine", "Outcome", "ReferenceEngine", "Setting", "Turn", "check_engine", "engine_for"]
+__all__ = ["ENGINES", "BatchedEngine", "Engine", "Outcome", "ReferenceEngine", "Setting", "Turn", "check_engine", "engine_for"]

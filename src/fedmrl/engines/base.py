@@ -1,9 +1,10 @@
 """The contract of an engine: it trains a round's clients and evaluates them, and keeps nothing of them itself."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -16,7 +17,26 @@ from fedmrl.models import CNN, ModelSpec
 from fedmrl.randomness import generator, torch_seeded
 from fedmrl.training import Training
 
-DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
+
+
+@contextmanager
+def numerics(precision: str, device: torch.device) -> Iterator[None]:
+    """Inside, products are computed in this precision; weights, losses and sums are kept in 32 bits or more.
+
+    fp32 means it: torch itself would let convolutions use TF32 on a GPU.
+    """
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+        torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    try:
+        # Without its cache, which keeps weights that were cast although they have changed since.
+        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
 
 
 @dataclass(frozen=True)
@@ -60,12 +80,16 @@ class Setting:
 
 @dataclass(frozen=True)
 class Turn:
-    """A client's turn: who, its state, what the server sends it (None: nothing was sent), and how often it took part."""
+    """A client's turn: who, its state, what the server sends it (None: nothing was sent), and how often it took part.
+
+    Where several runs are made as one, `run` says which of them the client belongs to.
+    """
 
     client: int
     state: Tensors
     received: Tensors | None
     earlier: int = 0
+    run: int = 0
 
 
 @dataclass(frozen=True)
@@ -76,6 +100,12 @@ class Outcome:
     state: Tensors
     upload: Tensors
     loss: float
+    broken: Literal["loss", "weights"] | None = None
+    """What became NaN or infinite, if anything did."""
+
+
+Right = Mapping[str, Mapping[str, int]]
+"""How many test samples a client gets right, by view (`own`, `aggregated`) and mode."""
 
 
 class Engine(ABC):
@@ -83,20 +113,27 @@ class Engine(ABC):
 
     name: ClassVar[str]
 
-    def __init__(self, setting: Setting) -> None:
-        self.setting = setting
+    def __init__(self, *settings: Setting) -> None:
+        """Of one run, or of several that are made as one: they differ in the seed, and in what follows from it."""
+        self.settings = settings
+        self.setting = settings[0]
 
     @abstractmethod
     def train(self, round_: Round, turns: Sequence[Turn]) -> list[Outcome]:
         """Each client takes in what it received, trains as its method says, and makes its upload."""
 
-    def evaluate(self, turns: Sequence[Turn], modes: Sequence[str]) -> list[dict[str, int]]:
-        """For each client, the number of its test samples that each mode gets right, after taking in what it received."""
+    def evaluate(self, turns: Sequence[Turn], modes: Sequence[str]) -> list[Right]:
+        """How many of its test samples each client gets right: as it is, and after taking in what it received, if it did."""
         if absent := set(modes) - set(self.setting.method.modes):
             method = self.setting.method
             raise UserError(f"{method.name} as it is set has no mode {min(absent)!r}; it has {', '.join(method.modes)}")
         return self._evaluate(turns, modes)
 
     @abstractmethod
-    def _evaluate(self, turns: Sequence[Turn], modes: Sequence[str]) -> list[dict[str, int]]:
+    def _evaluate(self, turns: Sequence[Turn], modes: Sequence[str]) -> list[Right]:
         """The same, for modes that the method has."""
+
+    def encoded(self, outcomes: Sequence[Outcome], round_: Round) -> list[Outcome]:
+        """The outcomes with their uploads as they travel."""
+        contents = self.setting.method.encode([outcome.upload for outcome in outcomes], round_)
+        return [replace(outcome, upload=content) for outcome, content in zip(outcomes, contents, strict=True)]

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from fedmrl.data.plan import Samples, plan
-from fedmrl.engines.base import Engine, Outcome, Setting, Turn
-from fedmrl.errors import DivergedError
+from fedmrl.engines.base import Engine, Outcome, Right, Setting, Turn, numerics
 from fedmrl.messages import copy
 from fedmrl.methods import Batch, ClientNet, Round
 from fedmrl.models import ModelSpec
@@ -24,50 +23,60 @@ class ReferenceEngine(Engine):
 
     name: ClassVar[str] = "reference"
 
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
+    def __init__(self, *settings: Setting) -> None:
+        super().__init__(*settings)
+        setting = self.setting
         self.samples = Samples(setting.data, setting.device, setting.dtype)
         self._nets: dict[ModelSpec, ClientNet] = {}
 
     def train(self, round_: Round, turns: Sequence[Turn]) -> list[Outcome]:
         """See `Engine.train`."""
-        return [self._train_one(round_, turn) for turn in turns]
+        return self.encoded(self.trained(round_, turns), round_)
 
-    def _evaluate(self, turns: Sequence[Turn], modes: Sequence[str]) -> list[dict[str, int]]:
+    def trained(self, round_: Round, turns: Sequence[Turn]) -> list[Outcome]:
+        """The same, with uploads that are not encoded yet."""
+        with numerics(self.setting.training.precision, self.setting.device):
+            return [self._train_one(round_, turn) for turn in turns]
+
+    def _evaluate(self, turns: Sequence[Turn], modes: Sequence[str]) -> list[Right]:
         """See `Engine.evaluate`."""
-        return [self._evaluate_one(turn, modes) for turn in turns]
+        with numerics(self.setting.training.precision, self.setting.device):
+            return [self._evaluate_one(turn, modes) for turn in turns]
 
     def _net(self, turn: Turn) -> ClientNet:
-        """The client's net, after it took in what it received."""
-        spec = self.setting.models[turn.client]
+        """The client's net, as it was."""
+        setting = self.settings[turn.run]
+        spec = setting.models[turn.client]
         if spec not in self._nets:
-            self._nets[spec] = self.setting.fresh_net(turn.client)
+            self._nets[spec] = setting.fresh_net(turn.client)
         net = self._nets[spec]
         net.load_state_dict(turn.state)
-        if turn.received is not None:
-            self.setting.method.receive(net, turn.received)
         return net
 
     def _train_one(self, round_: Round, turn: Turn) -> Outcome:
-        method, training = self.setting.method, self.setting.training
+        setting = self.settings[turn.run]
+        method, training = setting.method, setting.training
         net, loss, sums = self._net(turn), math.nan, Sums()
-        with torch_seeded(self.setting.seed, "dropout", round_.index, turn.client):
+        if turn.received is not None:
+            method.receive(net, turn.received)
+        with torch_seeded(setting.seed, "dropout", round_.index, turn.client):
             for phase in method.phases(training, turn.earlier):
-                loss, sums = self._train_phase(net, phase, round_, turn.client)
+                loss, sums = self._train_phase(net, phase, round_, turn)
         state = copy(net.state_dict())
         if not math.isfinite(loss):
-            raise DivergedError(turn.client, round_.index, "loss")
+            return Outcome(turn.client, state, {}, loss, "loss")
         if not all(torch.isfinite(tensor).all() for tensor in state.values()):
-            raise DivergedError(turn.client, round_.index, "weights")
+            return Outcome(turn.client, state, {}, loss, "weights")
         return Outcome(turn.client, state, method.upload(net, sums, round_), loss)
 
-    def _train_phase(self, net: ClientNet, phase: Phase, round_: Round, client: int) -> tuple[float, Sums]:
+    def _train_phase(self, net: ClientNet, phase: Phase, round_: Round, turn: Turn) -> tuple[float, Sums]:
         """The mean loss over the samples seen, and what the loss added up beside it."""
-        own = self.setting.subsets(client)[phase.subset]
-        order = plan(self.setting.seed, round_.index, client, own, phase)
+        setting = self.settings[turn.run]
+        own = setting.subsets(turn.client)[phase.subset]
+        order = plan(setting.seed, round_.index, turn.client, own, phase)
         optimiser = _optimiser(net, phase)
-        total, seen, sums = torch.zeros((), device=self.setting.device, dtype=torch.float64), 0, Sums()
-        for epoch, x, y_B in self.samples.batches(order, self.setting.training.batch_size, phase.augment):
+        total, seen, sums = torch.zeros((), device=setting.device, dtype=torch.float64), 0, Sums()
+        for epoch, x, y_B in self.samples.batches(order, setting.training.batch_size, phase.augment):
             outcome = phase.loss(net, Batch(x, y_B))
             loss, added = outcome if isinstance(outcome, tuple) else (outcome, {})
             optimiser.zero_grad()
@@ -80,9 +89,16 @@ class ReferenceEngine(Engine):
         return float(total) / seen, sums
 
     @torch.no_grad()
-    def _evaluate_one(self, turn: Turn, modes: Sequence[str]) -> dict[str, int]:
+    def _evaluate_one(self, turn: Turn, modes: Sequence[str]) -> Right:
         net = self._net(turn).eval()
-        test = self.setting.splits[turn.client].test
+        right = {"own": self._right(net, turn, modes)}
+        if turn.received is not None:
+            self.setting.method.receive(net, turn.received)
+            right["aggregated"] = self._right(net, turn, modes)
+        return right
+
+    def _right(self, net: ClientNet, turn: Turn, modes: Sequence[str]) -> dict[str, int]:
+        test = self.settings[turn.run].splits[turn.client].test
         right = dict.fromkeys(modes, 0)
         for start in range(0, len(test), EVALUATION_BATCH):
             x, y_B = self.samples.take(test[start : start + EVALUATION_BATCH])

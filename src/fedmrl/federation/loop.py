@@ -135,6 +135,9 @@ class Federation:
         answers = {k: self.method.answer(now.server, k, now.last_round.get(k)) for k in clients}
         turns = [Turn(k, self.state(k), answers[k], now.times.get(k, 0)) for k in clients]
         outcomes = self.engine.train(round_, turns)
+        for outcome in outcomes:
+            if outcome.broken:
+                raise DivergedError(outcome.client, round_.index, outcome.broken)
         trained = time.perf_counter()
         uploads = [Upload(o.client, len(self.setting.splits[o.client].train), o.upload) for o in outcomes]
         server = self.method.aggregate(now.server, uploads, round_)
@@ -184,14 +187,15 @@ class Federation:
     ) -> dict[str, dict[str, dict[int, float]]]:
         """Accuracy by view, mode and client: with what each client holds, and with what the server would send it now."""
         clients = list(clients)
-        result = {}
-        for view in ("own", "aggregated") if self.method.hears_server else ("own",):
-            received = [self.method.answer(server, k, None) if view == "aggregated" else None for k in clients]
-            turns = [Turn(k, self.state(k, states), got) for k, got in zip(clients, received, strict=True)]
-            right = self.engine.evaluate(turns, modes)
-            tests = [len(self.setting.splits[k].test) for k in clients]
-            result[view] = {mode: {k: r[mode] / n for k, r, n in zip(clients, right, tests, strict=True)} for mode in modes}
-        return result
+        hears = self.method.hears_server
+        received = [self.method.answer(server, k, None) if hears else None for k in clients]
+        turns = [Turn(k, self.state(k, states), got) for k, got in zip(clients, received, strict=True)]
+        right = self.engine.evaluate(turns, modes)
+        tests = {k: len(self.setting.splits[k].test) for k in clients}
+        return {
+            view: {mode: {k: r[view][mode] / tests[k] for k, r in zip(clients, right, strict=True)} for mode in modes}
+            for view in (("own", "aggregated") if hears else ("own",))
+        }
 
     def _accuracy(
         self, clients: Sequence[int], states: Mapping[int, Tensors], server: Tensors, round_: Round

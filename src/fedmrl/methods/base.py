@@ -153,6 +153,10 @@ class Method(Table, ABC):
         """What the client sends after training."""
         return {}
 
+    def encode(self, uploads: Sequence[Tensors], round_: Round) -> list[Tensors]:
+        """Each upload as it travels, if not as it is. Those of one machine come together: it may do them all at once."""
+        return list(uploads)
+
     def predict(self, net: ClientNet, x: Tensor, mode: str) -> Tensor:
         """A score for each class, the highest wins; minus infinity for a class that cannot be predicted.
 

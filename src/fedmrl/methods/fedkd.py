@@ -62,9 +62,13 @@ class FedKD(WeightSharing):
         load(net, small | renamed(small, "small", "before"))
 
     def upload(self, net: ClientNet, sums: Sums, round_: Round) -> Tensors:
-        """Small after minus small before the round's local training, factored."""
+        """Small after minus small before the round's local training."""
         before = renamed(pick(net.state_dict(), ["before"]), "before", "small")
-        return factor({name: after - before[name] for name, after in self.shared(net).items()}, self.energy(round_))
+        return {name: after.detach() - before[name] for name, after in self.shared(net).items()}
+
+    def encode(self, uploads: Sequence[Tensors], round_: Round) -> list[Tensors]:
+        """The updates, factored."""
+        return factor(uploads, self.energy(round_))
 
     def start(self, net: ClientNet) -> Tensors:
         """The first small model, and no answers yet."""
@@ -74,7 +78,7 @@ class FedKD(WeightSharing):
         """The mean update, factored like an upload. The server adds what clients will rebuild, so all copies agree."""
         small = pick(server, ["small"])
         mean = self.average([replace(upload, content=rebuild(upload.content, small)) for upload in uploads])
-        answer = factor(mean, self.energy(round_))
+        answer = factor([mean], self.energy(round_))[0]
         answers = answers_in(server) | {round_.index: answer}
         # A client that missed more than a whole small model's worth is sent that instead: older answers can go.
         since, kept = round_.index + 1, Size()
@@ -93,30 +97,50 @@ class FedKD(WeightSharing):
         return copy(missed) if size(missed).parameters < size(whole).parameters else whole
 
 
-def factor(update: Mapping[str, Tensor], energy: float) -> Tensors:
-    """Each matrix as U, σ, V of the smallest rank that keeps more than `energy` of it, if that is less to send.
+def factor(updates: Sequence[Mapping[str, Tensor]], energy: float) -> list[Tensors]:
+    """Of each update, each matrix as U, σ, V of the smallest rank that keeps more than `energy`, if that is less to send.
 
     Convolutions are matrices of one row for each output channel; biases go as they are; a zero matrix is not sent.
 
-    >>> sorted(factor({"w": torch.ones(4, 5), "b": torch.ones(3), "none": torch.zeros(2, 2)}, 0.95))
+    >>> sorted(factor([{"w": torch.ones(4, 5), "b": torch.ones(3), "none": torch.zeros(2, 2)}], 0.95)[0])
     ['b', 'w:s', 'w:u', 'w:v']
     """
-    content: Tensors = {}
-    for name, tensor in update.items():
-        if tensor.ndim < 2:
-            content[name] = tensor.clone()
+    contents: list[Tensors] = [{} for _ in updates]
+    for name in updates[0] if updates else ():
+        if updates[0][name].ndim < 2:
+            for content, update in zip(contents, updates, strict=True):
+                content[name] = update[name].clone()
             continue
-        if not tensor.any():
-            continue
-        matrix = tensor.flatten(1)
-        u, s, v = torch.linalg.svd(matrix, full_matrices=False)
-        kept = s.square().cumsum(0)
-        rank = int((kept <= energy * kept[-1]).sum()) + 1
-        if rank * (sum(matrix.shape) + 1) < matrix.numel():
-            content |= copy({f"{name}:u": u[:, :rank], f"{name}:s": s[:rank], f"{name}:v": v[:rank]})
-        else:
-            content[name] = tensor.clone()
-    return content
+        stacked = torch.stack([update[name].flatten(1) for update in updates])
+        u, s, v = singular_values(stacked)
+        kept = s.square().cumsum(dim=1)
+        ranks = ((kept <= energy * kept[:, -1:]).sum(dim=1) + 1).tolist()
+        zero = (kept[:, -1] == 0).tolist()
+        rows, columns = stacked.shape[1:]
+        for k, (content, rank) in enumerate(zip(contents, ranks, strict=True)):
+            if zero[k]:
+                continue
+            if rank * (rows + columns + 1) < rows * columns:
+                content |= copy({f"{name}:u": u[k, :, :rank], f"{name}:s": s[k, :rank], f"{name}:v": v[k, :rank]})
+            else:
+                content[name] = updates[k][name].clone()
+    return contents
+
+
+def singular_values(matrices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """U, σ and V of each matrix in a stack, by the eigenvectors of its smaller Gram matrix: many at once, and fast on a GPU.
+
+    What that loses are singular values below about 1e-8 of the largest, far under what is ever kept.
+    """
+    tall = matrices.shape[1] > matrices.shape[2]
+    wide = (matrices.mT if tall else matrices).double()
+    squares, left = torch.linalg.eigh(wide @ wide.mT)
+    left = left.flip(-1)
+    right = left.mT @ wide
+    s = torch.linalg.vector_norm(right, dim=-1)
+    right = right / s.clamp(min=torch.finfo(s.dtype).tiny)[..., None]
+    u, v = (right.mT, left.mT) if tall else (left, right)
+    return u.to(matrices.dtype), s.to(matrices.dtype), v.to(matrices.dtype)
 
 
 def rebuild(content: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> Tensors:

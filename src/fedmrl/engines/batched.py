@@ -1,0 +1,229 @@
+"""The batched engine: a round's clients as one program on stacked parameters."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fedmrl.data.plan import Plan, Samples, plan
+from fedmrl.engines.base import Engine, Outcome, Right, Setting, Turn
+from fedmrl.engines.families import families
+from fedmrl.engines.program import Judge, Runner, Schedule, Trainer, Way
+from fedmrl.engines.reference import EVALUATION_BATCH, ReferenceEngine
+from fedmrl.engines.stack import Family, Slots, corner
+from fedmrl.messages import Tensors, copy
+from fedmrl.methods import ClientNet, Round
+from fedmrl.models import ModelSpec
+from fedmrl.training import Augmentation, Phase, Sums
+
+
+class BatchedEngine(Engine):
+    """Clients whose models share a family train and are evaluated as one stack; the others one by one."""
+
+    name: ClassVar[str] = "batched"
+
+    def __init__(self, *settings: Setting, way: Way | None = None) -> None:
+        super().__init__(*settings)
+        setting = self.setting
+        self.samples = Samples(setting.data, setting.device, setting.dtype)
+        found, self.loners = families(setting)
+        self._family_of = {spec: family for family in found for spec in family.specs}
+        self._alone = ReferenceEngine(*settings) if self.loners else None
+        self._runner = Runner(setting.device, setting.training.precision, way or default_way(settings))
+        self._nets: dict[ModelSpec, ClientNet] = {}
+        self._constants: dict[ModelSpec, Tensors] = {}
+        self._slots: dict[int, Slots] = {}
+        self._trainers: list[tuple[Slots, Any, Trainer]] = []
+        self._judges: dict[tuple[int, tuple[str, ...]], Judge] = {}
+
+    @property
+    def notices(self) -> list[str]:
+        """A line for each kind of model that runs one by one."""
+        return [f"{loner.spec.label} runs one client at a time: {loner.reason}" for loner in self.loners]
+
+    def train(self, round_: Round, turns: Sequence[Turn]) -> list[Outcome]:
+        """See `Engine.train`."""
+        outcomes: dict[tuple[int, int], Outcome] = {}
+        for slots, together in self._stacks(turns):
+            for turn, outcome in zip(together, self._train_stack(slots, round_, together), strict=True):
+                outcomes[turn.run, turn.client] = outcome
+        if self._alone and (alone := self._loners_of(turns)):
+            for turn, outcome in zip(alone, self._alone.trained(round_, alone), strict=True):
+                outcomes[turn.run, turn.client] = outcome
+        return self.encoded([outcomes[turn.run, turn.client] for turn in turns], round_)
+
+    def _evaluate(self, turns: Sequence[Turn], modes: Sequence[str]) -> list[Right]:
+        """See `Engine.evaluate`."""
+        counts: dict[tuple[int, int], dict[str, dict[str, Tensor]]] = defaultdict(dict)
+        for slots, together in self._stacks(turns):
+            judge, plans = self._judge(slots, modes), self._tests(together)
+            self._seat(slots, together)
+            views = ["own"]
+            if any(turn.received is not None for turn in together):
+                views.append("aggregated")
+            for view in views:
+                if view == "aggregated":
+                    self._receive(slots, together)
+                right = judge.run(plans)
+                for slot, turn in enumerate(together):
+                    if view == "own" or turn.received is not None:
+                        counts[turn.run, turn.client][view] = {mode: right_K[slot] for mode, right_K in right.items()}
+        results: dict[tuple[int, int], Right] = _fetched(counts)
+        if self._alone and (alone := self._loners_of(turns)):
+            for turn, of_one in zip(alone, self._alone.evaluate(alone, modes), strict=True):
+                results[turn.run, turn.client] = of_one
+        return [results[turn.run, turn.client] for turn in turns]
+
+    # ---- who sits where ----
+
+    def _spec(self, turn: Turn) -> ModelSpec:
+        return self.settings[turn.run].models[turn.client]
+
+    def _loners_of(self, turns: Sequence[Turn]) -> list[Turn]:
+        return [turn for turn in turns if self._spec(turn) not in self._family_of]
+
+    def _stacks(self, turns: Sequence[Turn]) -> Iterable[tuple[Slots, list[Turn]]]:
+        """The turns by family, as many at once as there are slots."""
+        by_family: dict[int, tuple[Family, list[Turn]]] = {}
+        for turn in turns:
+            if family := self._family_of.get(self._spec(turn)):
+                by_family.setdefault(id(family), (family, []))[1].append(turn)
+        for family, members in by_family.values():
+            slots = self._slots_for(family, len(members))
+            for first in range(0, len(members), slots.count):
+                yield slots, members[first : first + slots.count]
+
+    def _slots_for(self, family: Family, wanted: int) -> Slots:
+        slots = self._slots.get(id(family))
+        if slots is None:
+            slots = self._slots[id(family)] = Slots(family, wanted)
+        return slots
+
+    def _seat(self, slots: Slots, turns: Sequence[Turn]) -> None:
+        """Put the clients' states into the slots."""
+        slots.clear()
+        for slot, turn in enumerate(turns):
+            net = self._seated(slots, slot, turn)
+            net.load_state_dict(turn.state)
+            for name, value in self._constants[self._spec(turn)].items():
+                slots.tensors[name][slot][corner(value.shape)] = value
+
+    def _receive(self, slots: Slots, turns: Sequence[Turn]) -> None:
+        for slot, turn in enumerate(turns):
+            if turn.received is not None:
+                self.setting.method.receive(self._seated(slots, slot, turn), turn.received)
+
+    def _seated(self, slots: Slots, slot: int, turn: Turn) -> ClientNet:
+        """The client's net, its tensors those of the slot."""
+        spec = self._spec(turn)
+        if spec not in self._nets:
+            net = self._nets[spec] = self.settings[turn.run].fresh_net(turn.client)
+            kept = net.state_dict()
+            self._constants[spec] = copy({name: b for name, b in net.named_buffers() if name not in kept})
+        slots.seat(self._nets[spec], slot)
+        return self._nets[spec]
+
+    # ---- training ----
+
+    def _train_stack(self, slots: Slots, round_: Round, turns: Sequence[Turn]) -> list[Outcome]:
+        method, training = self.setting.method, self.setting.training
+        self._seat(slots, turns)
+        self._receive(slots, turns)
+        left = {slot: list(method.phases(training, turn.earlier)) for slot, turn in enumerate(turns)}
+        losses: dict[int, Tensor] = {}
+        sums: dict[int, Sums] = {}
+        while left:
+            kind = _kind(_next_phase(list(left.values())))
+            phases = {slot: phases.pop(0) for slot, phases in left.items() if _kind(phases[0]) == kind}
+            plans = {slot: self._plan(turns[slot], round_, phase) for slot, phase in phases.items()}
+            total_K, added = self._trainer(slots, next(iter(phases.values()))).run(phases, plans)
+            for slot in phases:
+                losses[slot] = total_K[slot] / plans[slot].order_EN.size
+                shapes = slots.family.sums[self._spec(turns[slot])]
+                sums[slot] = {n: v[slot][corner(shapes.get(n, v.shape[1:]))].clone() for n, v in added.items()}
+            left = {slot: phases for slot, phases in left.items() if phases}
+        found = torch.stack([torch.stack([losses[slot] for slot in range(len(turns))]), _finite(slots)[: len(turns)]])
+        values = found.tolist()  # the round's one wait for the device
+        return [
+            self._outcome(slots, slot, turn, sums[slot], round_, values[0][slot], bool(values[1][slot]))
+            for slot, turn in enumerate(turns)
+        ]
+
+    def _outcome(self, slots: Slots, slot: int, turn: Turn, sums: Sums, round_: Round, loss: float, finite: bool) -> Outcome:
+        net = self._seated(slots, slot, turn)
+        state = copy(net.state_dict())
+        if not math.isfinite(loss):
+            return Outcome(turn.client, state, {}, loss, "loss")
+        if not finite:
+            return Outcome(turn.client, state, {}, loss, "weights")
+        return Outcome(turn.client, state, self.setting.method.upload(net, sums, round_), loss)
+
+    def _plan(self, turn: Turn, round_: Round, phase: Phase) -> Plan:
+        setting = self.settings[turn.run]
+        return plan(setting.seed, round_.index, turn.client, setting.subsets(turn.client)[phase.subset], phase)
+
+    def _trainer(self, slots: Slots, phase: Phase) -> Trainer:
+        for known_slots, kind, trainer in self._trainers:
+            if known_slots is slots and kind == _kind(phase):
+                return trainer
+        longest = max(
+            len(setting.subsets(client)[phase.subset]) for setting in self.settings for client in range(len(setting.splits))
+        )
+        B = min(self.setting.training.batch_size, longest)
+        schedule = Schedule(phase.epochs * -(-longest // B), slots.count, B, self.samples, phase.augment)
+        trainer = Trainer(slots, phase, schedule, self._runner)
+        self._trainers.append((slots, _kind(phase), trainer))
+        return trainer
+
+    # ---- evaluation ----
+
+    def _tests(self, turns: Sequence[Turn]) -> dict[int, Plan]:
+        return {slot: Plan(self.settings[t.run].splits[t.client].test[None], None) for slot, t in enumerate(turns)}
+
+    def _judge(self, slots: Slots, modes: Sequence[str]) -> Judge:
+        key = (id(slots), tuple(modes))
+        if key not in self._judges:
+            longest = max(len(split.test) for setting in self.settings for split in setting.splits)
+            B = min(EVALUATION_BATCH, longest)
+            schedule = Schedule(-(-longest // B), slots.count, B, self.samples, Augmentation())
+            self._judges[key] = Judge(slots, self.setting.method, modes, schedule, self._runner)
+        return self._judges[key]
+
+
+def default_way(settings: Sequence[Setting]) -> Way:
+    """Eager on a CPU; on a GPU captured."""
+    return "captured" if settings[0].device.type == "cuda" else "eager"
+
+
+def _kind(phase: Phase) -> Any:
+    """What makes two phases the same program: rates, epochs and bounds in time are data to it."""
+    flags = (phase.momentum > 0, phase.weight_decay > 0, phase.clip is not None)
+    return (phase.loss, tuple(phase.lr), phase.subset, phase.augment, dict(phase.bounds), flags)
+
+
+def _next_phase(left: Sequence[Sequence[Phase]]) -> Phase:
+    """A phase that some client comes to next and none comes to later, so that it can be run for all of them at once."""
+    for phases in left:
+        if not any(_kind(phases[0]) == _kind(later) for others in left for later in others[1:]):
+            return phases[0]
+    return left[0][0]
+
+
+def _finite(slots: Slots) -> Tensor:
+    """Whether all of a client's numbers are finite."""
+    tensors = [tensor for tensor in slots.tensors.values() if tensor.is_floating_point()]
+    # A sum is not finite wherever a term is not; that of finite terms may overflow, but not in 64 bits.
+    sums_K = torch.stack([tensor.reshape(slots.count, -1).sum(dim=1, dtype=torch.float64) for tensor in tensors]).sum(dim=0)
+    return torch.isfinite(sums_K).double()
+
+
+def _fetched(counts: Mapping[tuple[int, int], Mapping[str, Mapping[str, Tensor]]]) -> dict[tuple[int, int], Right]:
+    """The counts as plain numbers, with one wait for the device."""
+    flat = [count for views in counts.values() for modes in views.values() for count in modes.values()]
+    values = iter(torch.stack(flat).tolist() if flat else [])
+    return {
+        who: {view: {mode: next(values) for mode in modes} for view, modes in views.items()} for who, views in counts.items()
+    }

@@ -1,0 +1,191 @@
+"""Which kinds of local model can share a stack: those that are shown to compute there what they compute alone.
+
+A padded unit never learns: its activation is 0, so its outgoing weights get no gradient, and they are 0, so neither do its
+incoming ones. Whether that holds for a family of models is tried out, not assumed from the types of its layers: one step in
+float64, stacked and padded, must give what each client's own net gives by itself.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from fedmrl.engines.base import Setting
+from fedmrl.engines.layers import stackable_layers
+from fedmrl.engines.stack import Family, all_tensors, corner, gradients, scores
+from fedmrl.messages import Tensors
+from fedmrl.methods import Batch, ClientNet
+from fedmrl.models import ModelSpec
+from fedmrl.training import Phase
+
+
+@dataclass(frozen=True)
+class Loner:
+    """A kind of local model that cannot be stacked, and why."""
+
+    spec: ModelSpec
+    reason: str
+
+
+def families(setting: Setting) -> tuple[list[Family], list[Loner]]:
+    """Sort the kinds of local model into families; what cannot be stacked at all stays alone."""
+    trial = _Trial(setting)
+    found: list[Family] = []
+    loners: list[Loner] = []
+    for left in trial.alike():
+        while left:
+            first, reason = left[0], "it mixes the samples of a batch"
+            try:
+                fitting = trial.fitting(left)
+            except Exception as error:  # whatever a user's module raises when it is called for many clients at once
+                fitting, reason = [], next(iter(str(error).splitlines()), type(error).__name__)
+            if fitting:
+                found.append(trial.family(fitting))
+            else:
+                fitting = [first]
+                loners.append(Loner(first, _layer_at_fault(trial.nets[first]) or reason))
+            left = [spec for spec in left if spec not in fitting]
+    return found, loners
+
+
+def _layer_at_fault(net: nn.Module) -> str | None:
+    for name, module in net.named_modules():
+        if isinstance(module, _BatchNorm):
+            return f"{name} ({type(module).__name__}) normalises over the batch"
+        if isinstance(module, _DropoutNd) and module.p > 0:
+            return f"{name} ({type(module).__name__}) draws random numbers"
+    return None
+
+
+class _Trial:
+    """One step of each kind of local model in float64, alone and in a stack."""
+
+    def __init__(self, setting: Setting) -> None:
+        training = setting.training.model_copy(update={"precision": "fp64"})
+        self.setting = replace(setting, device=torch.device("cpu"), training=training)
+        self.target = setting
+        self.client_of = {spec: client for client, spec in reversed(list(enumerate(setting.models)))}
+        self.nets = {spec: self._net(spec) for spec in dict.fromkeys(setting.models)}
+        rng = np.random.default_rng(0)
+        self.x = torch.from_numpy(rng.normal(size=(3, *setting.data.shape)))
+        self.y_B = torch.from_numpy(rng.integers(0, len(setting.data.classes), 3))
+        self.mask_B = torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64)
+        # Of a client that is new and of one that is not.
+        both = [phase for earlier in (0, 1) for phase in setting.method.phases(training, earlier)]
+        self.phases = [phase for number, phase in enumerate(both) if phase not in both[:number]]
+
+    def _net(self, spec: ModelSpec) -> ClientNet:
+        net = self.setting.fresh_net(self.client_of[spec])
+        rng = torch.Generator().manual_seed(0)
+        for _, buffer in net.named_buffers():
+            # What was received is zero in a fresh net, which would hide how a loss depends on it.
+            if buffer.dtype == torch.bool:
+                buffer.fill_(True)
+            elif buffer.is_floating_point() and buffer.ndim:
+                buffer.copy_(torch.rand(buffer.shape, generator=rng) + 0.5)
+        return net
+
+    def alike(self) -> list[list[ModelSpec]]:
+        """The kinds whose tensors have the same names and numbers of axes."""
+        groups: dict[tuple[tuple[str, int, torch.dtype], ...], list[ModelSpec]] = {}
+        for spec, net in self.nets.items():
+            skeleton = tuple((name, tensor.ndim, tensor.dtype) for name, tensor in all_tensors(net).items())
+            groups.setdefault(skeleton, []).append(spec)
+        return list(groups.values())
+
+    def fitting(self, specs: Sequence[ModelSpec]) -> list[ModelSpec]:
+        """Those of these kinds, the first among them, that compute in one stack what they compute alone."""
+        try:
+            fitting = self._agreeing(specs)
+        except Exception:
+            if len(specs) == 1:
+                raise
+            fitting = []
+        if specs[0] in fitting or len(specs) == 1:
+            return fitting
+        return self._agreeing(specs[:1])  # it spoils it for the others, or they for it
+
+    def _agreeing(self, specs: Sequence[ModelSpec]) -> list[ModelSpec]:
+        """Those that compute in a stack, through the first one's net, what they compute alone."""
+        net, K, method = self._called(specs[0]), len(specs), self.setting.method
+        stack = self._stack(specs)
+        x = self.x.expand(K, *self.x.shape)
+        agree = dict.fromkeys(specs, True)
+        for phase in self.phases:
+            net.learn(phase.lr)
+            learned = {name: stack[name] for name, p in net.named_parameters() if p.requires_grad}
+            fixed = {name: tensor for name, tensor in stack.items() if name not in learned}
+            of_each, losses_K, sums = gradients(
+                net, phase.loss, learned, fixed, x, self.y_B.expand(K, -1), self.mask_B.expand(K, -1)
+            )
+            for k, spec in enumerate(specs):
+                together = {"loss": losses_K[k], **{f"{n} (sum)": s[k] for n, s in sums.items()}}
+                agree[spec] &= _same(together | {n: g[k] for n, g in of_each.items()}, self._alone(spec, phase))
+        net.eval()
+        for mode in method.modes:
+            scores_KBC = scores(net, method, stack, x, mode)
+            for k, spec in enumerate(specs):
+                with torch.no_grad():
+                    agree[spec] &= _same({mode: scores_KBC[k]}, {mode: method.predict(self.nets[spec].eval(), self.x, mode)})
+        return [spec for spec in specs if agree[spec]]
+
+    def _alone(self, spec: ModelSpec, phase: Phase) -> Tensors:
+        """One client's loss, sums and gradients by itself, on the rows that are not padding."""
+        net = self.nets[spec]
+        net.learn(phase.lr)
+        parameters = {name: p for name, p in net.named_parameters() if p.requires_grad}
+        rows = self.mask_B > 0
+        outcome = phase.loss(net, Batch(self.x[rows], self.y_B[rows]))
+        value, sums = outcome if isinstance(outcome, tuple) else (outcome, {})
+        found = torch.autograd.grad(value, list(parameters.values()), allow_unused=True, materialize_grads=True)
+        found = dict(zip(parameters, found, strict=True))
+        return {"loss": value.detach(), **{f"{n} (sum)": s for n, s in sums.items()}, **found}
+
+    def _called(self, spec: ModelSpec) -> ClientNet:
+        net = self.setting.fresh_net(self.client_of[spec])
+        stackable_layers(net)
+        return net
+
+    def _shapes(self, specs: Sequence[ModelSpec]) -> dict[str, torch.Size]:
+        nets = [all_tensors(self.nets[spec]) for spec in specs]
+        widest = {name: zip(*(tensors[name].shape for tensors in nets), strict=True) for name in nets[0]}
+        return {name: torch.Size(map(max, axes)) for name, axes in widest.items()}
+
+    def _stack(self, specs: Sequence[ModelSpec]) -> Tensors:
+        stack = {name: [] for name in all_tensors(self.nets[specs[0]])}
+        for name, shape in self._shapes(specs).items():
+            for spec in specs:
+                tensor = all_tensors(self.nets[spec])[name]
+                wide = tensor.new_zeros(shape)
+                wide[corner(tensor.shape)] = tensor
+                stack[name].append(wide)
+        return {name: torch.stack(tensors) for name, tensors in stack.items()}
+
+    def family(self, specs: Sequence[ModelSpec]) -> Family:
+        """The family of these kinds, on the device and in the precision of the run."""
+        sums = {
+            spec: {
+                name.removesuffix(" (sum)"): tensor.shape
+                for phase in self.phases
+                for name, tensor in self._alone(spec, phase).items()
+                if name.endswith(" (sum)")
+            }
+            for spec in specs
+        }
+        net = self._called(specs[0]).to(device=self.target.device, dtype=self.target.dtype)
+        return Family(net, tuple(specs), self._shapes(specs), sums)
+
+
+def _same(together: Mapping[str, Tensor], alone: Mapping[str, Tensor]) -> bool:
+    """Whether they agree, and padding stayed exactly zero. A score that cannot be predicted is minus infinity in both."""
+    for name, tensor in together.items():
+        inside = corner(alone[name].shape)
+        outside = tensor.clone()
+        outside[inside] = 0
+        if outside.any() or not torch.allclose(tensor[inside], alone[name], rtol=1e-9, atol=1e-11):
+            return False
+    return together.keys() == alone.keys()

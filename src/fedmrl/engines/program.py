@@ -1,0 +1,296 @@
+"""What K clients do at once, step by step: a phase of local training, or a look at their test data.
+
+A program works on memory that stays where it is: the stacked tensors, the plan of all steps, and a counter of steps on the
+device itself. So one step can be compiled, captured as a CUDA graph, and replayed as often as there are steps, without a
+word from the host in between.
+
+Legend of shapes: S steps, K clients, B batch, E epochs, N a client's samples.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from fedmrl.data.plan import Plan, Samples, augmented, shown
+from fedmrl.engines.base import numerics
+from fedmrl.engines.stack import Slots, gradients, scores
+from fedmrl.messages import Tensors
+from fedmrl.methods import Batch, Method
+from fedmrl.training import Augmentation, Phase, Sums
+
+Way = Literal["eager", "captured", "compiled"]
+"""How steps run: as Python calls, replayed from a CUDA graph, or compiled first and then replayed."""
+
+_WARM_UP = 3  # steps before a capture, as CUDA graphs ask for
+
+
+@dataclass(frozen=True)
+class Runner:
+    """How and in which precision a program's steps are run."""
+
+    device: torch.device
+    precision: str
+    way: Way
+
+    def prepared(self, gather: Callable[..., Any], fed: Any, step: Callable[..., Any], state: Any) -> Callable[[int], None]:
+        """A function that makes so many steps `step(state, *gather(fed))`; all tensors of `fed` and `state` stay put."""
+        gather_one, step_one = (lambda: gather(fed)), (lambda batch: step(state, *batch))
+        if self.way == "compiled":
+            gather_one, step_one = self._compiled(gather, fed, step, state)
+
+        def one() -> None:
+            step_one(gather_one())
+
+        if self.way == "eager" or self.device.type != "cuda":
+
+            def eagerly(steps: int) -> None:
+                with numerics(self.precision, self.device):
+                    for _ in range(steps):
+                        one()
+
+            return eagerly
+        graph = self._captured(one)
+
+        def replayed(steps: int) -> None:
+            for _ in range(steps):
+                graph.replay()
+
+        return replayed
+
+    def _compiled(self, gather: Callable[..., Any], fed: Any, step: Callable[..., Any], state: Any) -> tuple[Any, Any]:
+        batch = gather(fed)
+        with numerics(self.precision, self.device):
+            gather_code, step_code = _code(gather, (fed,)), _code(step, (state, *batch))
+        return (lambda: gather_code(fed)), (lambda batch: step_code(state, *batch))
+
+    def _captured(self, one: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        beside = torch.cuda.Stream()
+        beside.wait_stream(torch.cuda.current_stream())
+        graph = torch.cuda.CUDAGraph()
+        with numerics(self.precision, self.device):
+            with torch.cuda.stream(beside):
+                for _ in range(_WARM_UP):
+                    one()
+            torch.cuda.current_stream().wait_stream(beside)
+            with torch.cuda.graph(graph):
+                one()
+        return graph
+
+
+def _code(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[..., Any]:
+    """The function, traced with these arguments and compiled: `vmap` and `grad` are gone by then, and so is all Python."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    flat, structure = pytree.tree_flatten(arguments)
+    shape_of_result: list[Any] = []
+
+    def on_flat(*leaves: Tensor) -> list[Tensor]:
+        result, shape = pytree.tree_flatten(function(*pytree.tree_unflatten(list(leaves), structure)))
+        shape_of_result.append(shape)
+        return result
+
+    graph = make_fx(on_flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*flat)
+    code = torch.compile(graph, fullgraph=True, dynamic=False)
+
+    def called(*arguments: Any) -> Any:
+        return pytree.tree_unflatten(code(*pytree.tree_leaves(arguments)), shape_of_result[0])
+
+    return called
+
+
+class Schedule:
+    """Which samples each client sees in each step, -1 where it sees none, and how each is augmented."""
+
+    def __init__(self, steps: int, clients: int, batch: int, samples: Samples, augment: Augmentation) -> None:
+        self.augment = augment
+        self.steps = steps
+        device = samples.device
+        index_SKB = torch.full((steps, clients, batch), -1, dtype=torch.int32, device=device)
+        step = torch.zeros(1, dtype=torch.int64, device=device)
+        self.fed: Tensors = {"index": index_SKB, "step": step, "x": samples.x, "y": samples.y}
+        self.fed |= {"mean": samples.mean, "std": samples.std}
+        if augment.active:
+            self.fed["draws"] = torch.zeros(steps, clients, batch, 8, device=device)
+
+    def load(self, plans: Mapping[int, Plan]) -> int:
+        """Take in the plans of the clients in these slots; says how many steps there are."""
+        _, K, B = self.fed["index"].shape
+        rows = {slot: _in_batches(plan.order_EN.astype(np.int32), B, fill=-1) for slot, plan in plans.items()}
+        steps = max((len(batches) for batches in rows.values()), default=0)
+        self._put("index", steps, rows, np.full((steps, K, B), -1, dtype=np.int32))
+        if "draws" in self.fed:
+            drawn = {k: _in_batches(plan.draws_EN8, B, fill=0) for k, plan in plans.items() if plan.draws_EN8 is not None}
+            self._put("draws", steps, drawn, np.zeros((steps, K, B, 8), dtype=np.float32))
+        self.fed["step"].zero_()
+        return steps
+
+    def _put(self, name: str, steps: int, rows: Mapping[int, np.ndarray], table: np.ndarray) -> None:
+        for slot, batches in rows.items():
+            table[: len(batches), slot] = batches
+        self.fed[name][:steps].copy_(torch.from_numpy(table), non_blocking=True)
+
+    def gather(self, fed: Tensors) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """This step's inputs, labels, mask, and number; then the counter goes on."""
+        step = fed["step"]
+        index_KB = fed["index"].index_select(0, step)[0]
+        flat = index_KB.clamp(min=0).flatten().long()
+        raw, y = fed["x"][flat], fed["y"][flat]
+        if "draws" in fed:
+            draws = fed["draws"].index_select(0, step)[0].flatten(0, 1)
+            x = augmented(raw, fed["mean"], fed["std"], draws, self.augment)
+        else:
+            x = shown(raw, fed["mean"], fed["std"])
+        number = step.clone()
+        step.add_(1)
+        mask_KB = (index_KB >= 0).to(x.dtype)
+        return x.unflatten(0, index_KB.shape), y.view(index_KB.shape), mask_KB, number
+
+
+def _in_batches(rows_EN: np.ndarray, B: int, fill: int) -> np.ndarray:
+    """Each epoch cut into batches, the last one filled up."""
+    E, N = rows_EN.shape[:2]
+    batches = -(-N // B)
+    filled = np.full((E, batches * B, *rows_EN.shape[2:]), fill, dtype=rows_EN.dtype)
+    filled[:, :N] = rows_EN
+    return filled.reshape(E * batches, B, *rows_EN.shape[2:])
+
+
+class Trainer:
+    """One kind of phase for the clients in the slots: SGD on all of them at once."""
+
+    def __init__(self, slots: Slots, phase: Phase, schedule: Schedule, runner: Runner) -> None:
+        self.slots, self.phase, self.schedule = slots, phase, schedule
+        self.net = slots.family.net
+        self.net.learn(phase.lr)
+        batch = schedule.gather(schedule.fed)
+        used = _used(self.net, phase, batch)
+        self.parts = {part: [name for name in used if name.startswith(f"{part}.")] for part in phase.lr}
+        learned = {name: slots.tensors[name] for name in used}
+        fixed = {name: tensor for name, tensor in slots.tensors.items() if name not in learned}
+        K, like = slots.count, schedule.fed["mean"]
+        with numerics(runner.precision, runner.device):
+            _, _, sums = gradients(self.net, phase.loss, learned, fixed, *batch[:3])
+        self.state: dict[str, Any] = {
+            "learned": learned,
+            "fixed": fixed,
+            "velocity": {name: torch.zeros_like(tensor) for name, tensor in learned.items()} if phase.momentum else {},
+            "rates": {part: like.new_zeros(K) for part in phase.lr},
+            **{what: like.new_zeros(K) for what in ("momentum", "weight_decay", "clip")},
+            "sums_from": torch.zeros(K, dtype=torch.int64, device=like.device),
+            "total": torch.zeros(K, dtype=torch.float64, device=like.device),
+            "sums": {name: torch.zeros_like(value) for name, value in sums.items()},
+        }
+        self._advance = runner.prepared(schedule.gather, schedule.fed, self._step, self.state)
+
+    def run(self, phases: Mapping[int, Phase], plans: Mapping[int, Plan]) -> tuple[Tensor, Sums]:
+        """Train the clients in these slots; gives each slot's loss, added up over samples, and its sums."""
+        steps = self.schedule.load(plans)
+        state, B = self.state, self.schedule.fed["index"].shape[2]
+        K = self.slots.count
+        columns: dict[str, list[float]] = {name: [0.0] * K for name in (*phases_rates(self.phase), *_SETTINGS, "sums_from")}
+        for slot, phase in phases.items():
+            for part, rate in phase.lr.items():
+                columns[f"rate {part}"][slot] = rate
+            for what in _SETTINGS:
+                columns[what][slot] = getattr(phase, what) or 0.0
+            E, N = plans[slot].order_EN.shape
+            columns["sums_from"][slot] = (E - 1) * -(-N // B) if phase.sums_of == "last epoch" else 0
+        for part, rates_K in state["rates"].items():
+            _fill(rates_K, columns[f"rate {part}"])
+        for what in (*_SETTINGS, "sums_from"):
+            _fill(state[what], columns[what])
+        torch._foreach_zero_([state["total"], *state["velocity"].values(), *state["sums"].values()])
+        self._advance(steps)
+        return state["total"], state["sums"]
+
+    def _step(self, state: Any, x: Tensor, y_KB: Tensor, mask_KB: Tensor, number: Tensor) -> None:
+        """One step of every client that has samples in it; the others stay exactly as they are."""
+        of_each, losses_K, added = gradients(self.net, self.phase.loss, state["learned"], state["fixed"], x, y_KB, mask_KB)
+        count_K = mask_KB.sum(dim=1)
+        active_K = count_K > 0
+        for part, names in self.parts.items():
+            self._update(state, part, {name: of_each[name] for name in names}, active_K)
+        state["total"].add_(losses_K.double() * count_K.double())
+        counted_K = number >= state["sums_from"]
+        for name, value in added.items():
+            state["sums"][name].add_(value * _spread(counted_K, value).to(value.dtype))
+
+    def _update(self, state: Any, part: str, of_each: Tensors, active_K: Tensor) -> None:
+        scale_K = None
+        if self.phase.clip is not None and of_each:
+            squares = [gradient.double().square().reshape(len(gradient), -1).sum(dim=1) for gradient in of_each.values()]
+            norm_K = torch.stack(squares).sum(dim=0).sqrt().to(state["clip"].dtype)
+            scale_K = (state["clip"] / (norm_K + 1e-6)).clamp(max=1.0)  # as torch's clip_grad_norm_ has it
+        for name, gradient in of_each.items():
+            value = state["learned"][name]
+            change = gradient.to(value.dtype)
+            if scale_K is not None:
+                change = change * _spread(scale_K, value)
+            if self.phase.weight_decay:
+                change = change + _spread(state["weight_decay"], value) * value
+            active = _spread(active_K, value)
+            if self.phase.momentum:
+                velocity = state["velocity"][name]
+                change = _spread(state["momentum"], value) * velocity + change
+                velocity.copy_(torch.where(active, change, velocity))
+            new = value - _spread(state["rates"][part], value) * change
+            if name in self.phase.bounds:
+                new = new.clamp(*self.phase.bounds[name])
+            value.copy_(torch.where(active, new, value))
+
+
+_SETTINGS = ("momentum", "weight_decay", "clip")
+
+
+def phases_rates(phase: Phase) -> list[str]:
+    return [f"rate {part}" for part in phase.lr]
+
+
+def _fill(tensor: Tensor, values: Sequence[float]) -> None:
+    tensor.copy_(torch.tensor(values, dtype=tensor.dtype), non_blocking=True)
+
+
+def _spread(values_K: Tensor, like: Tensor) -> Tensor:
+    """One value for each client, against a tensor of all of theirs."""
+    return values_K.view(-1, *[1] * (like.ndim - 1))
+
+
+def _used(net: torch.nn.Module, phase: Phase, batch: Sequence[Tensor]) -> list[str]:
+    """The parameters that learn in this phase: an optimiser leaves alone what a loss does not depend on."""
+    x, y_KB, mask_KB, _ = batch
+    outcome = phase.loss(net, Batch(x[0], y_KB[0], mask_KB[0]))  # type: ignore[arg-type]
+    value = outcome[0] if isinstance(outcome, tuple) else outcome
+    learning = {name: p for name, p in net.named_parameters() if p.requires_grad}
+    found = torch.autograd.grad(value, list(learning.values()), allow_unused=True)
+    return [name for name, gradient in zip(learning, found, strict=True) if gradient is not None]
+
+
+class Judge:
+    """Counts what the clients in the slots get right."""
+
+    def __init__(self, slots: Slots, method: Method, modes: Sequence[str], schedule: Schedule, runner: Runner) -> None:
+        self.slots, self.method, self.modes, self.schedule = slots, method, modes, schedule
+        device = schedule.fed["x"].device
+        right = {mode: torch.zeros(slots.count, dtype=torch.int64, device=device) for mode in modes}
+        self.state: dict[str, Any] = {"tensors": slots.tensors, "right": right}
+        self._advance = runner.prepared(schedule.gather, schedule.fed, self._step, self.state)
+
+    def run(self, plans: Mapping[int, Plan]) -> dict[str, Tensor]:
+        """For each mode, the number of samples that each slot's client gets right."""
+        steps = self.schedule.load(plans)
+        torch._foreach_zero_(list(self.state["right"].values()))
+        self.slots.family.net.eval()
+        with torch.no_grad():
+            self._advance(steps)
+        return {mode: right_K.clone() for mode, right_K in self.state["right"].items()}
+
+    def _step(self, state: Any, x: Tensor, y_KB: Tensor, mask_KB: Tensor, number: Tensor) -> None:
+        for mode, right_K in state["right"].items():
+            score_KB, label_KB = scores(self.slots.family.net, self.method, state["tensors"], x, mode).max(dim=-1)
+            good_KB = (label_KB == y_KB) & (score_KB > -torch.inf) & (mask_KB > 0)
+            right_K.add_(good_KB.sum(dim=1))

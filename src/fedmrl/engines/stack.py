@@ -1,0 +1,125 @@
+"""Clients' nets as one stack of tensors, and a method's loss and predictions computed for all of them at once.
+
+Legend of shapes: K clients, B batch, C classes.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from fedmrl.messages import Tensors
+from fedmrl.methods import Batch, ClientNet, Method
+from fedmrl.models import ModelSpec
+from fedmrl.training import LossFunction, Sums
+
+
+class _Loss(nn.Module):
+    """A loss as a module's forward pass, which is what torch can call with other parameters."""
+
+    def __init__(self, net: ClientNet, loss: LossFunction) -> None:
+        super().__init__()
+        self.net, self.loss = net, loss
+
+    def forward(self, x: Tensor, y_B: Tensor, mask_B: Tensor) -> tuple[Tensor, Sums]:
+        outcome = self.loss(self.net, Batch(x, y_B, mask_B))
+        return outcome if isinstance(outcome, tuple) else (outcome, {})
+
+
+class _Prediction(nn.Module):
+    """A method's prediction as a module's forward pass."""
+
+    def __init__(self, net: ClientNet, method: Method) -> None:
+        super().__init__()
+        self.net, self.method = net, method
+
+    def forward(self, x: Tensor, mode: str) -> Tensor:
+        return self.method.predict(self.net, x, mode)
+
+
+def gradients(
+    net: ClientNet, loss: LossFunction, learned: Tensors, fixed: Tensors, x: Tensor, y_KB: Tensor, mask_KB: Tensor
+) -> tuple[Tensors, Tensor, Sums]:
+    """Of K clients at once: the gradient of each one's loss by what it learns, the losses, and what they add up."""
+    module = _Loss(net, loss)
+
+    def of_one(learned: Tensors, fixed: Tensors, *batch: Tensor) -> tuple[Tensor, tuple[Tensor, Sums]]:
+        value, sums = functional_call(module, _under("net", {**fixed, **learned}), batch)
+        return value, (value, sums)
+
+    of_each, (losses_K, sums) = vmap(grad(of_one, has_aux=True))(learned, fixed, x, y_KB, mask_KB)
+    return of_each, losses_K, sums
+
+
+def scores(net: ClientNet, method: Method, tensors: Tensors, x: Tensor, mode: str) -> Tensor:
+    """What K clients say at once, each of its own batch."""
+    module = _Prediction(net, method)
+
+    def of_one(tensors: Tensors, x: Tensor) -> Tensor:
+        scores_BC: Tensor = functional_call(module, _under("net", tensors), (x, mode))
+        return scores_BC
+
+    scores_KBC: Tensor = vmap(of_one)(tensors, x)
+    return scores_KBC
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
+    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+
+
+@dataclass(frozen=True)
+class Family:
+    """Kinds of local model that one stack holds, narrower ones padded with zeros."""
+
+    net: ClientNet
+    """The net through which the stacked tensors are called."""
+    specs: tuple[ModelSpec, ...]
+    shapes: Mapping[str, torch.Size]
+    """Of each parameter and buffer, wide enough for every kind."""
+    sums: Mapping[ModelSpec, Mapping[str, torch.Size]]
+    """Of what a client's losses add up, without padding."""
+
+
+def all_tensors(net: nn.Module) -> Tensors:
+    """Parameters and buffers, those that are not kept in a state among them."""
+    return {**{name: p.detach() for name, p in net.named_parameters()}, **dict(net.named_buffers())}
+
+
+def corner(shape: Sequence[int]) -> tuple[slice, ...]:
+    """Where a padded tensor holds the tensor itself."""
+    return tuple(slice(0, length) for length in shape)
+
+
+class Slots:
+    """Room for so many clients of one family: a stacked tensor for each parameter and buffer."""
+
+    def __init__(self, family: Family, count: int) -> None:
+        self.family, self.count = family, count
+        self.tensors = {name: like.new_zeros(count, *family.shapes[name]) for name, like in all_tensors(family.net).items()}
+        self._places: dict[int, list[tuple[nn.Module, str, str, torch.Size]]] = {}
+
+    def clear(self) -> None:
+        """Zeros everywhere: a narrow client may come where a wide one was."""
+        torch._foreach_zero_(list(self.tensors.values()))
+
+    def seat(self, net: ClientNet, slot: int) -> None:
+        """From now on the net's parameters and buffers are the slot's: what is written to one is written to the other."""
+        for module, key, name, shape in self._places_of(net):
+            place = self.tensors[name][slot][corner(shape)]
+            if key in module._parameters:
+                module.get_parameter(key).data = place
+            else:
+                module._buffers[key] = place
+
+    def _places_of(self, net: ClientNet) -> list[tuple[nn.Module, str, str, torch.Size]]:
+        if id(net) not in self._places:
+            self._places[id(net)] = list(_places(net))
+        return self._places[id(net)]
+
+
+def _places(net: nn.Module) -> Iterator[tuple[nn.Module, str, str, torch.Size]]:
+    for name, tensor in all_tensors(net).items():
+        parent, _, key = name.rpartition(".")
+        yield net.get_submodule(parent), key, name, tensor.shape
