@@ -95,7 +95,7 @@ def _code(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[
         return result
 
     graph = make_fx(on_flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*flat)
-    code = torch.compile(graph, fullgraph=True, dynamic=False)
+    code = torch.compile(graph, fullgraph=True, dynamic=False, options={"triton.coalesce_tiling_analysis": False})
 
     def called(*arguments: Any) -> Any:
         return pytree.tree_unflatten(code(*pytree.tree_leaves(arguments)), shape_of_result[0])
