@@ -25,8 +25,8 @@ class DataTable(Table):
     name: Literal["digits", "cifar10", "cifar100", "arrays"] = Field("digits", description="which data")
     dir: str | None = Field(None, description="the folder with CIFAR's files; else $FEDMRL_DATA, else ~/.cache/fedmrl")
     file: str | None = Field(None, description="for arrays: an .npz with x and y, and x_test and y_test if there are")
-    mean: list[float] | None = Field(None, description="subtracted from each channel, in raw units; else measured")
-    std: list[Annotated[float, Field(gt=0)]] | None = Field(None, description="divides each channel; else measured")
+    mean: list[float] | None = Field(None, description="subtracted from each channel or feature, in raw units; else measured")
+    std: list[Annotated[float, Field(gt=0)]] | None = Field(None, description="divides each channel or feature; else measured")
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Dataset:
     official_train: int
     mean: NDArray[np.float64]
     std: NDArray[np.float64]
-    """For each channel, in the units of `x`: what a batch is standardised by when it is taken."""
+    """For each channel (of vectors: each number), in the units of `x`: what a batch is standardised by when it is taken."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -54,7 +54,8 @@ def load(table: DataTable) -> Dataset:
     channels = x.shape[1]
     for name, given in (("mean", table.mean), ("std", table.std)):
         if given is not None and len(given) != channels:
-            raise UserError(f"data.{name} has {len(given)} values; {table.name} has {channels} channels, so give {channels}")
+            what = "channels" if x.ndim > 2 else "features"
+            raise UserError(f"data.{name} has {len(given)} values; {table.name} has {channels} {what}, so give {channels}")
     measured_mean, measured_std = _moments(x)
     return Dataset(
         table.name,
@@ -190,7 +191,7 @@ def _pair(path: Path, arrays: dict[str, NDArray[np.generic]], suffix: str) -> tu
     if not np.issubdtype(y.dtype, np.integer) or y.min() < 0 or y.max() >= 2**62:
         raise UserError(f"{path}: y{suffix} must be whole numbers from 0, one for each class (it is {y.dtype})")
     if x.ndim not in (2, 3, 4) or min(x.shape) == 0:
-        raise UserError(f"{path}: x{suffix} has shape {x.shape}; expected samples × channels × height × width")
+        raise UserError(f"{path}: x{suffix} has shape {x.shape}; expected samples × channels × height × width, or × features")
     if x.ndim == 3:
         x = x[:, None]
     if not np.issubdtype(x.dtype, np.number) or np.issubdtype(x.dtype, np.complexfloating):
