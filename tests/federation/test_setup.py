@@ -1,4 +1,4 @@
-"""From a recipe to a run: vectors, and models of both kinds."""
+"""From a recipe to a run: vectors, models of both kinds, and many clients."""
 
 import json
 
@@ -9,7 +9,7 @@ from tiny import ALL_METHODS, CNNS, tiny_recipe
 
 import fedmrl
 from fedmrl.data.plan import Samples
-from fedmrl.federation.setup import prepare
+from fedmrl.federation.setup import prepare, schedule
 
 
 @pytest.fixture(scope="module")
@@ -64,3 +64,8 @@ def test_images_are_augmented_for_mlps_too_and_vectors_are_not(vectors):
     assert fedmrl.run(tiny_recipe("standalone", models__local=[{"hidden": [8]}], **flip)).summary["status"] == "finished"
     with pytest.raises(fedmrl.UserError, match=r"training.augment is for images, and arrays has samples of shape \(8,\)"):
         fedmrl.run(recipe_on(vectors, "standalone", **flip))
+
+
+def test_where_all_take_part_every_round_lists_everyone():
+    assert schedule(tiny_recipe(participation=1.0, rounds=3)) == [[0, 1, 2, 3]] * 3
+    assert schedule(tiny_recipe(participation=0.9, rounds=2)) == [[0, 1, 2, 3]] * 2, "it is rounded"
