@@ -76,7 +76,9 @@ def _moments(x: NDArray[np.generic]) -> tuple[NDArray[np.float64], NDArray[np.fl
         share = np.stack([np.bincount(channel, minlength=256) for channel in by_channel]) / by_channel.shape[1]
         mean, squares = share @ values, share @ values**2
     else:
-        mean, squares = by_channel.mean(axis=1, dtype=np.float64), np.square(by_channel.astype(np.float64)).mean(axis=1)
+        squared = by_channel.astype(np.float64)
+        np.square(squared, out=squared)
+        mean, squares = by_channel.mean(axis=1, dtype=np.float64), squared.mean(axis=1)
     std = np.sqrt(np.maximum(squares - mean**2, 0))
     return mean, np.where(std > 1e-12, std, 1.0)
 
@@ -174,7 +176,7 @@ def _arrays(table: DataTable) -> Source:
     pairs = [_pair(path, arrays, "")] + ([_pair(path, arrays, "_test")] if "x_test" in arrays else [])
     if len({x.shape[1:] for x, _ in pairs}) > 1:
         raise UserError(f"{path}: samples of x have shape {pairs[0][0].shape[1:]}, those of x_test {pairs[1][0].shape[1:]}")
-    x, y = (np.concatenate(both) for both in zip(*pairs, strict=True))
+    x, y = pairs[0] if len(pairs) == 1 else (np.concatenate(both) for both in zip(*pairs, strict=True))
     labels = np.unique(y)
     classes = len(labels)
     if labels[-1] != classes - 1:
@@ -198,10 +200,10 @@ def _pair(path: Path, arrays: dict[str, NDArray[np.generic]], suffix: str) -> tu
         raise UserError(f"{path}: x{suffix} must be numbers, and it is {x.dtype}")
     if x.dtype != np.uint8:
         with np.errstate(over="ignore"):
-            x = x.astype(np.float32)
+            x = x.astype(np.float32, copy=False)
         if not np.isfinite(x).all():
             raise UserError(f"{path}: x{suffix} has values that are NaN or infinite")
-    return x, y.astype(np.int64)
+    return x, y.astype(np.int64, copy=False)
 
 
 _SOURCES: dict[str, Callable[[DataTable], Source]] = {
