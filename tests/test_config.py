@@ -4,6 +4,7 @@ from tiny import tiny_recipe
 from fedmrl.config import Recipe, known_keys, known_recipes, load_named, load_recipe, parse_recipe
 from fedmrl.errors import UserError
 from fedmrl.methods import METHODS
+from fedmrl.models import CNN, MLP
 
 
 @pytest.mark.parametrize("name", sorted(known_recipes()))
@@ -71,6 +72,27 @@ def test_client_k_has_cnn_k_mod_5_plus_1_and_the_smallest_is_shared():
     assert load_recipe("quickstart", {"models.local": ["cnn-2", "cnn-4"]}).models.shared.label == "CNN-4"
 
 
+def test_lists_of_models_mix_names_cnns_and_mlps_and_the_smallest_of_all_is_shared():
+    mixed = {"models.local": ["cnn-5", {"hidden": [64, 32]}, {"fc1": 9}, {"hidden": [32, 40]}]}
+    models = load_recipe("quickstart", mixed).models
+    assert [m.label for m in models.of_clients(5)] == ["CNN-5", "MLP(64-32)", "CNN(16-32-9-500)", "MLP(32-40)", "CNN-5"]
+    assert models.shared.label == "CNN(16-32-9-500)", "it has 30,000 parameters; the MLPs read 3,072 numbers, so they have more"
+    assert load_recipe("quickstart", {"models.local": [{"hidden": [64, 32]}, {"hidden": [32, 40]}]}).models.shared == MLP(
+        hidden=(32, 40)
+    )
+    assert load_recipe("quickstart", {**mixed, "models.small": {"hidden": [16]}}).models.shared == MLP(hidden=(16,))
+
+
+def test_an_empty_table_is_a_cnn_of_default_widths():
+    assert load_recipe("quickstart", {"models.local": [{}]}).models.kinds == [CNN()]
+
+
+def test_a_recipe_with_mlps_is_written_and_read_again(tmp_path):
+    recipe = tiny_recipe(models__local=[{"hidden": [64, 32]}, "cnn-5", {"fc1": 9}], models__small={"hidden": [16]})
+    (tmp_path / "config.toml").write_text(recipe.to_toml())
+    assert load_recipe(tmp_path).models == recipe.models
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
@@ -101,9 +123,25 @@ def test_client_k_has_cnn_k_mod_5_plus_1_and_the_smallest_is_shared():
         (["training.momentum=1"], "training.momentum is 1; it must be below 1"),
         (["training=5"], "training is 5"),
         (["training.lr.x=5"], "--set training.lr.x: lr is a value, not a table"),
-        (["models.local=[]"], "models.local is []"),
+        (["models.local=[]"], "models.local is []; its length must be at least 1"),
         (["models.local=[\"cnn-9\"]"], "models.local[0] is 'cnn-9'; choose 'cnn-1'"),
         (["models.small=cnn-7"], "models.small is 'cnn-7'"),
+        (["models.small={fc1 = 0}"], "models.small.fc1 is 0; it must be at least 1"),
+        (["models.local=[{fc1 = 0}]"], "models.local[0].fc1 is 0; it must be at least 1"),
+        (["models.small={fc1 = true}"], "models.small: fc1 is true, and takes no true or false"),
+        (["models.small={fc = 1}"], "there is no key models.small.fc; did you mean models.small.fc"),
+        (["models.small={hiden = [8]}"], "there is no key models.small.hiden; did you mean models.small.hidden?"),
+        (["models.small={depth = 3}"], "there is no key models.small.depth; a model has hidden alone, or any of conv1, conv2"),
+        (["models.small={hidden = [8], fc1 = 3}"], "there is no key models.small.fc1; a model has hidden alone"),
+        (["models.local=[{hidden = [8], fc1 = 3}]"], "there is no key models.local[0].fc1; a model has hidden alone"),
+        (["models.small={hidden = []}"], "models.small.hidden is []; its length must be at least 1"),
+        (["models.local=[{}, {hidden = []}]"], "models.local[1].hidden is []; its length must be at least 1"),
+        (["models.small={hidden = [0]}"], "models.small.hidden[0] is 0; it must be at least 1"),
+        (["models.local=[\"cnn-1\", {hidden = [8, 0]}]"], "models.local[1].hidden[1] is 0; it must be at least 1"),
+        (["models.small={hidden = 8}"], "models.small.hidden is 8; it must be a list"),
+        (["models.small={hidden = true}"], "models.small: hidden is true, and takes no true or false"),
+        (["models.small={hidden = [true]}"], "models.small.hidden[0] is True; it must be a whole number"),
+        (["models.local={hidden = [8]}"], "models.local is {'hidden': [8]}; it must be a list"),
         (["method.name=fedmlr"], "method.name is 'fedmlr', which is no method; did you mean 'fedmrl'?"),
         (["method.name=fedprot0"], "did you mean 'fedproto'?"),
         (["method.d1=0"], "method.d1 is 0; it must be at least 1"),

@@ -6,39 +6,50 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import tomli_w
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from fedmrl.data.partition import PartitionTable
 from fedmrl.data.sources import DataTable
 from fedmrl.errors import UserError
 from fedmrl.methods import METHODS, Method
 from fedmrl.methods.fedmrl import FedMRL
-from fedmrl.models import CNN, CNNS
+from fedmrl.models import CNN, CNNS, MLP
 from fedmrl.table import Table
 from fedmrl.training import Training
 
 ModelName = Literal["cnn-1", "cnn-2", "cnn-3", "cnn-4", "cnn-5"]
 
 
+def _family(model: Any) -> str:
+    return "mlp" if isinstance(model, MLP) or (isinstance(model, Mapping) and "hidden" in model) else "cnn"
+
+
+# Told apart by a key, not by which of them fits: so a mistake in one is not answered with what the other lacks.
+Network = Annotated[Annotated[CNN, Tag("cnn")] | Annotated[MLP, Tag("mlp")], Discriminator(_family)]
+
+
 class ModelsTable(Table):
     """The recipe's `[models]` table."""
 
-    local: Literal["heterogeneous", "homogeneous"] | Annotated[list[ModelName | CNN], Field(min_length=1)] = Field(
+    local: Literal["heterogeneous", "homogeneous"] | Annotated[list[ModelName | Network], Field(min_length=1)] = Field(
         "heterogeneous",
-        description="heterogeneous: client k has CNN-(k mod 5 + 1); homogeneous: all CNN-1; or a list, dealt in turn",
+        description="heterogeneous: client k has CNN-(k mod 5 + 1); homogeneous: all CNN-1; or a list, dealt in turn, of "
+        "names, of CNNs as {conv1, conv2, fc1, fc2} and of MLPs as {hidden}, a list of widths",
     )
-    small: Literal["auto"] | ModelName | CNN = Field(
-        "auto", description="the model that all clients share; auto: the smallest of the local ones"
+    small: Literal["auto"] | ModelName | Network = Field(
+        "auto", description="the model that all clients share; auto: the smallest of the local ones (on 3×32×32 images)"
     )
 
     own: list[str] | None = Field(None, description="the names of models that were given from Python, one for each client")
 
     @property
-    def kinds(self) -> list[CNN]:
+    def kinds(self) -> list[CNN | MLP]:
         """The local models there are, in the order in which they are dealt."""
         if self.local == "heterogeneous":
             return list(CNNS.values())
@@ -46,19 +57,19 @@ class ModelsTable(Table):
             return [CNNS["cnn-1"]]
         return [_model(model) for model in self.local]
 
-    def of_clients(self, clients: int) -> list[CNN]:
+    def of_clients(self, clients: int) -> list[CNN | MLP]:
         """The local model of each client."""
-        return [self.kinds[client % len(self.kinds)] for client in range(clients)]
+        return list(islice(cycle(self.kinds), clients))
 
     @property
-    def shared(self) -> CNN:
+    def shared(self) -> CNN | MLP:
         """The model that all clients share."""
         if self.small == "auto":
-            return min(self.kinds, key=lambda cnn: cnn.parameters((3, 32, 32), 10))
+            return min(self.kinds, key=lambda model: model.parameters((3, 32, 32), 10))
         return _model(self.small)
 
 
-def _model(model: str | CNN) -> CNN:
+def _model(model: str | CNN | MLP) -> CNN | MLP:
     return CNNS[model] if isinstance(model, str) else model
 
 
@@ -279,10 +290,25 @@ def known_keys(method: type[Method]) -> dict[str, Any]:
     return {**dict(walk(Recipe, "")), "method.name": None, **dict(walk(method, "method."))}
 
 
+_WANTED = {
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "it must be a whole number"),
+    **dict.fromkeys(("float_parsing", "float_type"), "it must be a number"),
+    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "it must be a table"),
+    **dict.fromkeys(("list_type", "tuple_type"), "it must be a list"),
+    "missing": "it lacks a value",
+    "too_short": "its length must be at least {min_length}",
+    "greater_than": "it must be above {gt:g}",
+    "greater_than_equal": "it must be at least {ge:g}",
+    "less_than": "it must be below {lt:g}",
+    "less_than_equal": "it must be at most {le:g}",
+}
+
+
 def _sentence(error: ValidationError, plain: Mapping[str, Any], source: str, method: type[Method], prefix: str = "") -> str:
     """The first thing wrong, as what, where, and what to do."""
-    # Of the branches of a union, the one that got furthest into what the user wrote is the one that was meant.
-    problem = max(error.errors(), key=lambda one: len(_where(one["loc"], plain)[0]))
+    # Of the branches of a union, the one that got furthest into what the user wrote is the one that was meant; of those that
+    # got equally far, one that knows what is wrong with it, not which names there were instead.
+    problem = max(error.errors(), key=lambda one: (len(_where(one["loc"], plain)[0]), _knows(one)))
     path, value = _where(problem["loc"], plain)
     context = problem.get("ctx", {})
     key = f"{prefix}{path}"
@@ -296,26 +322,18 @@ def _sentence(error: ValidationError, plain: Mapping[str, Any], source: str, met
         case "literal_error":
             same = [e for e in error.errors() if e["type"] == "literal_error" and _where(e["loc"], plain)[0] == path]
             wanted = f"choose {', '.join(dict.fromkeys(e['ctx']['expected'].replace(' or ', ', ') for e in same))}"
-        case "int_parsing" | "int_type" | "int_from_float":
-            wanted = "it must be a whole number"
-        case "float_parsing" | "float_type":
-            wanted = "it must be a number"
-        case "missing":
-            wanted = "it lacks a value"
-        case "model_type" | "model_attributes_type" | "dict_type":
-            wanted = "it must be a table"
-        case "greater_than":
-            wanted = f"it must be above {context['gt']:g}"
-        case "greater_than_equal":
-            wanted = f"it must be at least {context['ge']:g}"
-        case "less_than":
-            wanted = f"it must be below {context['lt']:g}"
-        case "less_than_equal":
-            wanted = f"it must be at most {context['le']:g}"
+        case kind if kind in _WANTED:
+            wanted = _WANTED[kind].format(**context)
         case _:
             message = problem["msg"].removeprefix("Input ").removeprefix("Value error, ")
             wanted = f"it {message}" if message.startswith("should") else message
     return f"{source}: {key} is {value!r}; {wanted}"
+
+
+def _knows(problem: ErrorDetails) -> bool:
+    """Whether a branch of a union took the value for its own."""
+    a_list_was_left_out = problem["type"] == "list_type" and isinstance(problem["input"], Mapping)
+    return problem["type"] in ("value_error", "too_short") or a_list_was_left_out
 
 
 def _where(loc: Sequence[int | str], plain: Any) -> tuple[str, Any]:
@@ -331,11 +349,21 @@ def _where(loc: Sequence[int | str], plain: Any) -> tuple[str, Any]:
 
 def _nearest(key: str, method: type[Method]) -> str:
     known = known_keys(method)
-    last = key.rpartition(".")[2]
+    table, _, last = key.rpartition(".")
+    if re.fullmatch(r"models\.(small|local\[\d+\])", table):
+        return _nearest_width(table, last)
     same = [path for path in known if path.rpartition(".")[2] == last]
     near = same or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     near = near or [p for p in known if difflib.get_close_matches(last, [p.rpartition(".")[2]])]
     return f"; did you mean {near[0]}?" if near else "; 'fedmrl recipes --keys' lists the keys there are"
+
+
+def _nearest_width(table: str, key: str) -> str:
+    widths = list(CNN.model_fields)
+    near = difflib.get_close_matches(key, ["hidden", *widths], n=1)
+    if near and near != [key]:
+        return f"; did you mean {table}.{near[0]}?"
+    return f"; a model has hidden alone, or any of {', '.join(widths)}"
 
 
 def _choices(names: Iterable[str]) -> str:

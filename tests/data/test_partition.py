@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmrl.data import Dataset
-from fedmrl.data.partition import PartitionTable, class_holders, partition, split_json
+from fedmrl.data.partition import PartitionTable, class_holders, deal, partition, split_json, train_test
 from fedmrl.errors import UserError
 from fedmrl.randomness import generator
 
@@ -79,6 +79,52 @@ def test_iid_gives_every_client_the_same_within_a_sample_of_each_class(clients, 
     dealt = np.array([np.bincount(data.y[np.concatenate([o.train, o.test])], minlength=len(counts)) for o in splits])
     assert (dealt.max(axis=0) - dealt.min(axis=0)).max() <= 1
     assert dealt.sum(axis=1).max() - dealt.sum(axis=1).min() <= 1
+
+
+@given(class_splits())
+def test_holders_are_drawn_as_if_counted_anew_each_time(case):
+    classes, each, clients, seed = case
+    rng, naive = generator(seed, "t"), np.zeros((classes, clients), dtype=bool)
+    for client in range(clients):
+        for _ in range(each):
+            free = np.flatnonzero(~naive[:, client])
+            holders = naive[free].sum(axis=1)
+            naive[rng.choice(free[holders == holders.min()]), client] = True
+    assert np.array_equal(class_holders(classes, clients, each, generator(seed, "t")), naive)
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=5), st.integers(1, 12), st.integers(0, 100))
+def test_dealing_cuts_each_class_at_the_rounded_cumulative_shares(counts, clients, seed):
+    y = generator(seed, "labels").permutation(np.repeat(np.arange(len(counts)), counts))
+    shares = generator(seed, "shares").dirichlet(np.full(clients, 0.5), size=len(counts))
+    rng, naive = generator(seed, "deal"), [[] for _ in range(clients)]
+    for label, row in enumerate(shares):
+        members = rng.permutation(np.flatnonzero(y == label))
+        ends = np.round(np.cumsum(row) * len(members)).astype(int)
+        for client, part in enumerate(np.split(members, ends[:-1])):
+            naive[client].extend(part)
+    dealt = deal(y, shares, generator(seed, "deal"))
+    assert [own.tolist() for own in dealt] == [sorted(own) for own in naive]
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.floats(0.01, 0.99), st.integers(0, 100))
+def test_test_samples_go_one_by_one_to_the_class_that_lacks_most_of_its_quota(counts, share, seed):
+    y = np.repeat(np.arange(len(counts)), counts)
+    sizes = np.array(counts)
+    naive = np.minimum(np.floor(share * sizes), sizes - 1)
+    while naive.sum() < max(1, round(share * len(y))) and (naive < sizes - 1).any():
+        naive[np.argmax(np.where(naive < sizes - 1, share * sizes - naive, -np.inf))] += 1
+    own = train_test(np.arange(len(y)), y, share, seed, 0)
+    tested = np.bincount(y[own.test], minlength=len(counts))
+    assert tested.tolist() == naive.tolist() or (max(counts) == 1 and tested.sum() == (len(y) > 1))
+
+
+@pytest.mark.parametrize("table", [{"kind": "iid"}, {"kind": "class"}, {"kind": "dirichlet", "alpha": 5.0, "min_samples": 2}])
+def test_ten_thousand_clients_are_dealt_every_sample_once(table):
+    data = dataset([20_000] * 5)
+    splits = partition(PartitionTable(**table), data, 10_000, 0)
+    assert len(splits) == 10_000
+    assert_dealt_once(splits, data)
 
 
 def test_each_client_is_cut_8_to_2_class_by_class():

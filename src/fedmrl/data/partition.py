@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -78,14 +79,16 @@ def deal(y: Indices, shares: NDArray[np.float64], rng: np.random.Generator) -> l
 
     `shares` has a row for each class and a column for each client; a row adds up to 1.
     """
-    dealt: list[list[Indices]] = [[] for _ in range(shares.shape[1])]
+    clients = shares.shape[1]
+    owner = np.zeros(len(y), dtype=np.int64)
     for label, row in enumerate(shares):
         members = rng.permutation(np.flatnonzero(y == label))
         ends = np.round(np.cumsum(row) * len(members)).astype(np.int64)
         ends[-1] = len(members)
-        for client, part in enumerate(np.split(members, ends[:-1])):
-            dealt[client].append(part)
-    return [np.sort(np.concatenate(parts)) for parts in dealt]
+        owner[members] = np.repeat(np.arange(clients), np.diff(ends, prepend=0))
+    # Cut once by client, not client by client in each class: there may be ten thousand of them.
+    ends = np.cumsum(np.bincount(owner, minlength=clients))
+    return np.split(np.argsort(owner, kind="stable"), ends[:-1])
 
 
 def _class_shares(table: PartitionTable, data: Dataset, pool: int, clients: int, seed: int) -> NDArray[np.float64]:
@@ -118,11 +121,13 @@ def class_holders(classes: int, clients: int, each: int, rng: np.random.Generato
     array([4, 4, 4, 4, 4])
     """
     holds = np.zeros((classes, clients), dtype=bool)
+    holders = np.zeros(classes, dtype=np.int64)  # counted as it goes: to sum over all clients each time takes clients²
     for client in range(clients):
         for _ in range(each):
             free = np.flatnonzero(~holds[:, client])
-            holders = holds[free].sum(axis=1)
-            holds[rng.choice(free[holders == holders.min()]), client] = True
+            label = rng.choice(free[holders[free] == holders[free].min()])
+            holds[label, client] = True
+            holders[label] += 1
     return holds
 
 
@@ -168,10 +173,9 @@ def _iid_shares(table: PartitionTable, data: Dataset, pool: int, clients: int, s
     counts = np.bincount(data.y[:pool], minlength=len(data.classes))
     dealt = np.tile(counts[:, None] // clients, (1, clients)).astype(np.float64)
     turn, order = 0, rng.permutation(clients)
-    for label, count in enumerate(counts):
-        for _ in range(int(count) % clients):
-            dealt[label, order[turn % clients]] += 1
-            turn += 1
+    for label, left_over in enumerate(counts % clients):
+        dealt[label, order[(turn + np.arange(left_over)) % clients]] += 1
+        turn += left_over
     return dealt / np.maximum(counts, 1)[:, None]
 
 
@@ -180,18 +184,23 @@ _SHARES = {"class": _class_shares, "dirichlet": _dirichlet_shares, "iid": _iid_s
 
 def train_test(own: Indices, y: Indices, share: float, seed: int, client: int) -> ClientSplit:
     """Cut one client's samples in two, class by class; every class keeps a training sample, and there is a test sample."""
+    if not len(own):
+        return ClientSplit(own, own)
     rng = generator(seed, "train-test", client)
-    members = [rng.permutation(own[y[own] == label]) for label in np.unique(y[own])]
-    sizes = np.array([len(part) for part in members])
+    by_class = own[np.argsort(y[own], kind="stable")]
+    cuts = [0, *(np.flatnonzero(np.diff(y[by_class])) + 1).tolist(), len(own)]
+    members = [rng.permutation(by_class[start:stop]) for start, stop in pairwise(cuts)]
+    sizes = np.diff(cuts)
     quota = share * sizes
     tests = np.minimum(np.floor(quota).astype(np.int64), sizes - 1)
     wanted = max(1, round(share * len(own)))
-    while tests.sum() < wanted and (tests < sizes - 1).any():
-        tests[np.argmax(np.where(tests < sizes - 1, quota - tests, -np.inf))] += 1
+    while (missing := wanted - tests.sum()) > 0 and len(able := np.flatnonzero(tests < sizes - 1)):
+        # Whoever lacks most of its quota is first, and nobody is twice while another has not been once.
+        tests[able[np.argsort((tests - quota)[able], kind="stable")[:missing]]] += 1
     if not tests.sum() and len(own) > 1:  # one sample of each class: one class must do without training
         tests[rng.integers(len(tests))] = 1
-    test = np.concatenate([part[:n] for part, n in zip(members, tests, strict=True)] or [own[:0]])
-    train = np.concatenate([part[n:] for part, n in zip(members, tests, strict=True)] or [own[:0]])
+    test = np.concatenate([part[:n] for part, n in zip(members, tests, strict=True)])
+    train = np.concatenate([part[n:] for part, n in zip(members, tests, strict=True)])
     return ClientSplit(np.sort(train), np.sort(test))
 
 

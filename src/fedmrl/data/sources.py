@@ -25,8 +25,8 @@ class DataTable(Table):
     name: Literal["digits", "cifar10", "cifar100", "arrays"] = Field("digits", description="which data")
     dir: str | None = Field(None, description="the folder with CIFAR's files; else $FEDMRL_DATA, else ~/.cache/fedmrl")
     file: str | None = Field(None, description="for arrays: an .npz with x and y, and x_test and y_test if there are")
-    mean: list[float] | None = Field(None, description="subtracted from each channel, in raw units; else measured")
-    std: list[Annotated[float, Field(gt=0)]] | None = Field(None, description="divides each channel; else measured")
+    mean: list[float] | None = Field(None, description="subtracted from each channel or feature, in raw units; else measured")
+    std: list[Annotated[float, Field(gt=0)]] | None = Field(None, description="divides each channel or feature; else measured")
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Dataset:
     official_train: int
     mean: NDArray[np.float64]
     std: NDArray[np.float64]
-    """For each channel, in the units of `x`: what a batch is standardised by when it is taken."""
+    """For each channel (of vectors: each number), in the units of `x`: what a batch is standardised by when it is taken."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -54,7 +54,8 @@ def load(table: DataTable) -> Dataset:
     channels = x.shape[1]
     for name, given in (("mean", table.mean), ("std", table.std)):
         if given is not None and len(given) != channels:
-            raise UserError(f"data.{name} has {len(given)} values; {table.name} has {channels} channels, so give {channels}")
+            what = "channels" if x.ndim > 2 else "features"
+            raise UserError(f"data.{name} has {len(given)} values; {table.name} has {channels} {what}, so give {channels}")
     measured_mean, measured_std = _moments(x)
     return Dataset(
         table.name,
@@ -75,7 +76,9 @@ def _moments(x: NDArray[np.generic]) -> tuple[NDArray[np.float64], NDArray[np.fl
         share = np.stack([np.bincount(channel, minlength=256) for channel in by_channel]) / by_channel.shape[1]
         mean, squares = share @ values, share @ values**2
     else:
-        mean, squares = by_channel.mean(axis=1, dtype=np.float64), np.square(by_channel.astype(np.float64)).mean(axis=1)
+        squared = by_channel.astype(np.float64)
+        np.square(squared, out=squared)
+        mean, squares = by_channel.mean(axis=1, dtype=np.float64), squared.mean(axis=1)
     std = np.sqrt(np.maximum(squares - mean**2, 0))
     return mean, np.where(std > 1e-12, std, 1.0)
 
@@ -173,7 +176,7 @@ def _arrays(table: DataTable) -> Source:
     pairs = [_pair(path, arrays, "")] + ([_pair(path, arrays, "_test")] if "x_test" in arrays else [])
     if len({x.shape[1:] for x, _ in pairs}) > 1:
         raise UserError(f"{path}: samples of x have shape {pairs[0][0].shape[1:]}, those of x_test {pairs[1][0].shape[1:]}")
-    x, y = (np.concatenate(both) for both in zip(*pairs, strict=True))
+    x, y = pairs[0] if len(pairs) == 1 else (np.concatenate(both) for both in zip(*pairs, strict=True))
     labels = np.unique(y)
     classes = len(labels)
     if labels[-1] != classes - 1:
@@ -190,17 +193,17 @@ def _pair(path: Path, arrays: dict[str, NDArray[np.generic]], suffix: str) -> tu
     if not np.issubdtype(y.dtype, np.integer) or y.min() < 0 or y.max() >= 2**62:
         raise UserError(f"{path}: y{suffix} must be whole numbers from 0, one for each class (it is {y.dtype})")
     if x.ndim not in (2, 3, 4) or min(x.shape) == 0:
-        raise UserError(f"{path}: x{suffix} has shape {x.shape}; expected samples × channels × height × width")
+        raise UserError(f"{path}: x{suffix} has shape {x.shape}; expected samples × channels × height × width, or × features")
     if x.ndim == 3:
         x = x[:, None]
     if not np.issubdtype(x.dtype, np.number) or np.issubdtype(x.dtype, np.complexfloating):
         raise UserError(f"{path}: x{suffix} must be numbers, and it is {x.dtype}")
     if x.dtype != np.uint8:
         with np.errstate(over="ignore"):
-            x = x.astype(np.float32)
+            x = x.astype(np.float32, copy=False)
         if not np.isfinite(x).all():
             raise UserError(f"{path}: x{suffix} has values that are NaN or infinite")
-    return x, y.astype(np.int64)
+    return x, y.astype(np.int64, copy=False)
 
 
 _SOURCES: dict[str, Callable[[DataTable], Source]] = {

@@ -13,7 +13,7 @@ from fedmrl.data import ClientSplit, Dataset
 from fedmrl.errors import UserError
 from fedmrl.messages import Tensors
 from fedmrl.methods import ClientNet, Method, Round, Task
-from fedmrl.models import CNN, ModelSpec
+from fedmrl.models import ModelSpec, SharedSpec
 from fedmrl.randomness import generator, torch_seeded
 from fedmrl.training import Training
 
@@ -48,7 +48,7 @@ class Setting:
     splits: Sequence[ClientSplit]
     models: Sequence[ModelSpec]
     """The local model of each client."""
-    small: CNN
+    small: SharedSpec
     training: Training
     seed: int
     device: torch.device

@@ -48,7 +48,8 @@ def _check_models(setting: Setting) -> None:
         if spec not in nets:
             nets[spec] = setting.fresh_net(client)
     clients = [nets[spec] for spec in setting.models]
-    setting.method.check([net.local for net in clients], [spec.label for spec in setting.models])
+    labels = {spec: spec.label for spec in nets}
+    setting.method.check([net.local for net in clients], [labels[spec] for spec in setting.models])
     for client, net in enumerate(clients):
         try:
             cuts = setting.subsets(client).values()
@@ -67,6 +68,8 @@ def schedule(recipe: Recipe) -> Schedule:
     if isinstance(recipe.participation, str):
         return _given(recipe, Path(recipe.participation).expanduser())
     count = max(1, round(recipe.participation * recipe.clients))
+    if count == recipe.clients:  # one list for all rounds: with many clients and rounds, the numbers alone would fill memory
+        return [list(range(count))] * recipe.rounds
     return [
         np.sort(generator(recipe.seed, "sampling", r).choice(recipe.clients, count, replace=False)).tolist()
         for r in range(recipe.rounds)

@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedmrl.messages import Tensors, Upload, copy, weighted_mean
-from fedmrl.models import CNN, Split
+from fedmrl.models import SharedSpec, Split
 from fedmrl.table import Table
 from fedmrl.training import Phase, Sums, Training
 
@@ -29,7 +29,7 @@ class Task:
 
     shape: tuple[int, ...]
     classes: int
-    small: CNN
+    small: SharedSpec
     held_C: Tensor
     """Which classes the client has in its training data."""
 

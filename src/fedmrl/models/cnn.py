@@ -39,7 +39,7 @@ class CNN(Table):
         if len(shape) != 3 or min(shape[1:]) < 16:
             raise UserError(
                 f"{self.label} takes images of at least 16×16 pixels as channels × height × width; the data has shape "
-                f"{'×'.join(map(str, shape))}"
+                f"{'×'.join(map(str, shape))}; for any shape there are models like {{hidden = [64, 32]}}"
             )
         channels, height, width = shape
         flat = self.conv2 * _after_convolutions(height) * _after_convolutions(width)

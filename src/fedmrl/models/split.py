@@ -112,6 +112,16 @@ class ModelSpec(Protocol):
         """A new model, its weights drawn from torch's current state."""
 
 
+class SharedSpec(ModelSpec, Protocol):
+    """A kind of model that all clients can share: its size is known, and its representation may have any dimension."""
+
+    def parameters(self, shape: tuple[int, ...], classes: int) -> int:
+        """How many numbers it learns."""
+
+    def with_dim(self, dim: int) -> "SharedSpec":
+        """The same kind with another representation dimension."""
+
+
 @dataclass(frozen=True)
 class OwnModel:
     """A model of one's own: any `nn.Module` that `make` returns, cut at its last layer.

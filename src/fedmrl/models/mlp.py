@@ -1,0 +1,49 @@
+"""Fully connected networks, for data of any shape: vectors, or images flattened."""
+
+import math
+from collections import OrderedDict
+from itertools import pairwise
+from typing import Annotated
+
+from pydantic import Field, Strict
+from torch import nn
+
+from fedmrl.models.cnn import Width
+from fedmrl.models.split import Split
+from fedmrl.table import Table
+
+
+class MLP(Table):
+    """Widths of one network: linear layers, each with ReLU; the last of them gives the representation, after its ReLU."""
+
+    # A tuple, because models are keys of dicts; strict, because `true` is no width.
+    hidden: Annotated[tuple[Annotated[Width, Strict()], ...], Field(min_length=1)]
+
+    @property
+    def label(self) -> str:
+        """Its name in tables.
+
+        >>> MLP(hidden=(64, 32)).label
+        'MLP(64-32)'
+        """
+        return f"MLP({'-'.join(map(str, self.hidden))})"
+
+    def build(self, shape: tuple[int, ...], classes: int) -> Split:
+        """A new network for samples of this shape, its weights drawn from torch's current state."""
+        layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
+        for number, (before, width) in enumerate(pairwise([math.prod(shape), *self.hidden]), start=1):
+            layers[f"fc{number}"] = nn.Linear(before, width)
+            layers[f"relu{number}"] = nn.ReLU()
+        return Split(nn.Sequential(layers), nn.Linear(self.hidden[-1], classes), self.hidden[-1])
+
+    def parameters(self, shape: tuple[int, ...], classes: int) -> int:
+        """How many numbers it learns.
+
+        >>> MLP(hidden=(3,)).parameters((4,), classes=2)
+        23
+        """
+        return sum((before + 1) * width for before, width in pairwise([math.prod(shape), *self.hidden, classes]))
+
+    def with_dim(self, dim: int) -> "MLP":
+        """The same network with another representation dimension."""
+        return self.model_copy(update={"hidden": (*self.hidden[:-1], dim)})
