@@ -1,135 +1,176 @@
-"""Layers as they stack best: a convolution as a matrix product over patches, which many clients' weights join as one.
+"""Layers as they stack best: a convolution whose weights differ from client to client, as one operation for all clients.
 
-Legend of shapes: B batch, C channels in, O channels out, H and W image, P and Q its rows and columns after the layer,
-M rows of the product, F its inner dimension (a patch, a one for the bias, zeros up to a multiple of 8).
+Legend of shapes: K clients, B images, H rows, W columns, C channels in, O channels out, R × S window, P × Q outputs.
 
-Under `vmap`, a convolution whose weights differ from client to client becomes a grouped one, which is slow for groups of
-few channels; a matrix product becomes a batched one, which is what GPUs are made for.
+Under `vmap`, torch makes a grouped convolution of it, which is slow for groups of few channels. Here it is an operator of
+its own: Triton kernels on a GPU, torch's convolution client by client elsewhere.
 """
 
-from collections.abc import Iterable
-from functools import reduce
+import importlib.util
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-_ALIGNED = 8  # numbers to which the product's inner dimension is filled up: unaligned rows halve a GPU's speed
-_GROUPS = 64  # into which the sum over a batch is cut, so that it keeps the whole GPU busy
+
+_ALIGNED = 4  # channels that a GPU reads at once
 
 
 def stackable_layers(net: nn.Module) -> None:
-    """Let the net's plain convolutions compute as products over patches; names and parameters stay as they are."""
+    """Let the net's plain convolutions compute by the operators below; names and parameters stay as they are."""
     for module in net.modules():
         if type(module) is nn.Conv2d and _plain(module):
-            module.__class__ = PatchConv2d
+            module.__class__ = StackableConv2d
 
 
 def _plain(conv: nn.Conv2d) -> bool:
     unit = (1, 1)
-    return (
-        conv.stride == unit
-        and conv.dilation == unit
-        and conv.groups == 1
-        and conv.padding_mode == "zeros"
-        and not isinstance(conv.padding, str)
-    )
+    shape = conv.stride == unit and conv.dilation == unit and conv.groups == 1
+    return shape and conv.padding_mode == "zeros" and not isinstance(conv.padding, str)
 
 
-class PatchConv2d(nn.Conv2d):
+class StackableConv2d(nn.Conv2d):
     """What `nn.Conv2d` computes, with stride 1.
 
     >>> conv, x = nn.Conv2d(3, 4, 5), torch.randn(2, 3, 8, 8)
     >>> expected = conv(x)
     >>> stackable_layers(conv)
     >>> type(conv).__name__, torch.allclose(conv(x), expected, atol=1e-5)
-    ('PatchConv2d', True)
+    ('StackableConv2d', True)
     """
 
     def forward(self, input: Tensor) -> Tensor:
         """The convolution of a batch of images."""
-        dtype = _compute_dtype(input)
-        rows, columns = self.kernel_size
-        patches_BPQF = _patches_of(input, rows, columns, self.padding, dtype)  # type: ignore[arg-type]
-        matrix_FO = self.weight.to(dtype).permute(2, 3, 1, 0).flatten(0, 2)
-        bias_O = matrix_FO.new_zeros(matrix_FO.shape[1]) if self.bias is None else self.bias.to(dtype)
-        filled = patches_BPQF.shape[-1] - len(matrix_FO) - 1
-        matrix_FO = F.pad(torch.cat([matrix_FO, bias_O[None]]), (0, 0, 0, filled))
-        product: Tensor = _Product.apply(patches_BPQF, matrix_FO)  # type: ignore[no-untyped-call]
-        return product.permute(0, 3, 1, 2)
+        kind = input.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else input.dtype
+        vertical, horizontal = self.padding
+        x = F.pad(input, (horizontal, horizontal, vertical, vertical)) if any(self.padding) else input
+        bias = self.weight.new_zeros(self.out_channels) if self.bias is None else self.bias
+        x_BHWC, weight_RSCO = x.to(dtype).permute(0, 2, 3, 1), self.weight.permute(2, 3, 1, 0)
+        if _on_gpu(x_BHWC) and (missing := -self.in_channels % _ALIGNED):
+            x_BHWC, weight_RSCO = F.pad(x_BHWC, (0, missing)), F.pad(weight_RSCO, (0, 0, 0, missing))
+        y: Tensor = _Convolution.apply(x_BHWC, weight_RSCO, bias)  # type: ignore[no-untyped-call]
+        return y.permute(0, 3, 1, 2)
 
 
-def _compute_dtype(x: Tensor) -> torch.dtype:
-    """What autocast would compute a convolution in, where it is on."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+class _Stacked(torch.autograd.Function):
+    """An operator of many clients, called for one; under `vmap`, for all of them at once."""
 
+    operator: Any
 
-def _patches_of(x: Tensor, rows: int, columns: int, padding: tuple[int, int], dtype: torch.dtype) -> Tensor:
-    """The patches of a batch; where two models look at the same batch with the same window, they are cut once."""
-    kept: dict[Any, Tensor] = x.__dict__.setdefault("_fedmrl_patches", {})
-    key = (rows, columns, padding, dtype)
-    if key not in kept:
-        vertical, horizontal = padding
-        padded = F.pad(x.to(dtype), (horizontal, horizontal, vertical, vertical)) if any(padding) else x.to(dtype)
-        kept[key] = _Patches.apply(padded, rows, columns)  # type: ignore[no-untyped-call]
-    return kept[key]
-
-
-class _Patches(torch.autograd.Function):
-    """Images to patches, each with a one and zeros behind it."""
-
-    generate_vmap_rule = True
+    @classmethod
+    def forward(cls, *tensors: Tensor) -> Any:
+        found = cls.operator(*(tensor[None] for tensor in tensors))
+        return tuple(one[0] for one in found) if isinstance(found, tuple) else found[0]
 
     @staticmethod
-    def forward(x_BCHW: Tensor, rows: int, columns: int) -> Tensor:
-        windows = x_BCHW.unfold(2, rows, 1).unfold(3, columns, 1)  # B C P Q rows columns
-        patches = windows.permute(0, 2, 3, 4, 5, 1).flatten(3)
-        inner = patches.shape[-1]
-        return F.pad(F.pad(patches, (0, 1), value=1.0), (0, -(inner + 1) % _ALIGNED))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, ctx.rows, ctx.columns = inputs
-        ctx.channels, ctx.height, ctx.width = x.shape[1:]
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        # First the columns of a window are laid out, then its rows: 5 + 5 overlapping sums instead of 25.
-        inner = ctx.rows * ctx.columns * ctx.channels
-        of_patches = gradients[0][..., :inner].unflatten(3, (ctx.rows, ctx.columns, ctx.channels))
-        P, Q = of_patches.shape[1:3]
-        wide_BPWRC = _total(F.pad(of_patches[:, :, :, :, j], (0, 0, 0, 0, j, ctx.width - Q - j)) for j in range(ctx.columns))
-        high_BHWC = _total(F.pad(wide_BPWRC[:, :, :, i], (0, 0, 0, 0, i, ctx.height - P - i)) for i in range(ctx.rows))
-        return high_BHWC.permute(0, 3, 1, 2), None, None
-
-
-def _total(tensors: Iterable[Tensor]) -> Tensor:
-    return reduce(torch.add, tensors)
-
-
-class _Product(torch.autograd.Function):
-    """Patches times a matrix; the matrix's gradient is summed group by group."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(patches_BPQF: Tensor, matrix_FO: Tensor) -> Tensor:
-        return (patches_BPQF.flatten(0, 2) @ matrix_FO).unflatten(0, patches_BPQF.shape[:3])
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Any) -> None:
         ctx.save_for_backward(*inputs)
 
+    @classmethod
+    def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor) -> tuple[Any, Any]:
+        K, each = info.batch_size, zip(tensors, in_dims, strict=True)
+        found = cls.operator(*(t.expand(K, *t.shape) if dim is None else t.movedim(dim, 0) for t, dim in each))
+        return found, (0,) * len(found) if isinstance(found, tuple) else 0
+
+
+class _Convolution(_Stacked):
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        patches_BPQF, matrix_FO = ctx.saved_tensors
-        upper_BPQO = gradients[0].to(patches_BPQF.dtype)
-        B, P, Q, inner = patches_BPQF.shape
-        groups = _GROUPS if B % _GROUPS == 0 else B
-        left = patches_BPQF.reshape(groups, -1, inner).transpose(1, 2)
-        of_matrix = torch.bmm(left, upper_BPQO.reshape(groups, -1, matrix_FO.shape[1]))
-        wide = torch.promote_types(of_matrix.dtype, torch.float32)
-        of_patches = (upper_BPQO.reshape(B * P * Q, -1) @ matrix_FO.T).unflatten(0, (B, P, Q))
-        return of_patches, of_matrix.sum(dim=0, dtype=wide).to(matrix_FO.dtype)
+    def operator(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        # Weights come in 32 bits and are rounded here, so that their gradient leaves in 32 bits.
+        return stacked_conv(x.contiguous(), w.to(x.dtype).contiguous(), b.contiguous())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+        x_BHWC, w_RSCO, b_O = ctx.saved_tensors
+        g_BPQO = gradients[0].to(x_BHWC.dtype)
+        of_w, of_b = _OfWeights.apply(x_BHWC, g_BPQO)  # type: ignore[no-untyped-call]
+        of_x = _OfInputs.apply(g_BPQO, w_RSCO.to(x_BHWC.dtype)) if ctx.needs_input_grad[0] else None  # type: ignore[no-untyped-call]
+        return of_x, of_w.to(w_RSCO.dtype), of_b.to(b_O.dtype)
+
+
+class _OfWeights(_Stacked):
+    @staticmethod
+    def operator(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        of_w, of_b = stacked_conv_of_weights(x.contiguous(), g.contiguous())
+        return of_w.sum(dim=1), of_b.sum(dim=1)
+
+
+class _OfInputs(_Stacked):
+    @staticmethod
+    def operator(g: Tensor, w: Tensor) -> Tensor:
+        return stacked_conv_of_inputs(g.contiguous(), w.contiguous())
+
+
+def _on_gpu(x: Tensor) -> bool:
+    return x.is_cuda and x.dtype != torch.float64 and importlib.util.find_spec("triton") is not None
+
+
+@torch.library.custom_op("fedmrl::stacked_conv", mutates_args=())
+def stacked_conv(x_KBHWC: Tensor, w_KRSCO: Tensor, b_KO: Tensor) -> Tensor:
+    """Each client's images with its own weights; all tensors contiguous."""
+    if _on_gpu(x_KBHWC):
+        from fedmrl.engines import kernels
+
+        return kernels.outputs(x_KBHWC, w_KRSCO, b_KO)
+    each = zip(_images(x_KBHWC), _filters(w_KRSCO), b_KO.to(x_KBHWC.dtype), strict=True)
+    return torch.stack([F.conv2d(*of_one) for of_one in each]).permute(0, 1, 3, 4, 2).contiguous()
+
+
+@stacked_conv.register_fake
+def _(x_KBHWC: Tensor, w_KRSCO: Tensor, b_KO: Tensor) -> Tensor:
+    (K, B, H, W, _), (_, R, S, _, O) = x_KBHWC.shape, w_KRSCO.shape
+    return x_KBHWC.new_empty(K, B, H - R + 1, W - S + 1, O)
+
+
+@torch.library.custom_op("fedmrl::stacked_conv_of_weights", mutates_args=())
+def stacked_conv_of_weights(x_KBHWC: Tensor, g_KBPQO: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of weights and biases in 32 bits or more, in parts (their second axis) that are to be summed."""
+    if _on_gpu(x_KBHWC):
+        from fedmrl.engines import kernels
+
+        return kernels.of_weights(x_KBHWC, g_KBPQO)
+    wide = torch.promote_types(x_KBHWC.dtype, torch.float32)
+    (_, _, H, W, C), (_, _, P, Q, O) = x_KBHWC.shape, g_KBPQO.shape
+    shape = (O, C, H - P + 1, W - Q + 1)
+    each = zip(_images(x_KBHWC.to(wide)), _images(g_KBPQO.to(wide)), strict=True)
+    of_w = torch.stack([torch.nn.grad.conv2d_weight(images, shape, upper) for images, upper in each])  # type: ignore[no-untyped-call]
+    return of_w.permute(0, 3, 4, 2, 1)[:, None].contiguous(), g_KBPQO.sum(dim=(1, 2, 3), dtype=wide)[:, None]
+
+
+@stacked_conv_of_weights.register_fake
+def _(x_KBHWC: Tensor, g_KBPQO: Tensor) -> tuple[Tensor, Tensor]:
+    (K, B, H, W, C), (_, _, P, Q, O) = x_KBHWC.shape, g_KBPQO.shape
+    R, S, parts = H - P + 1, W - Q + 1, 1
+    if _on_gpu(x_KBHWC):
+        from fedmrl.engines import kernels
+
+        parts = kernels.shares(K, B * P * Q, R * S * C)[1]
+    wide = torch.promote_types(x_KBHWC.dtype, torch.float32)
+    return x_KBHWC.new_empty(K, parts, R, S, C, O, dtype=wide), x_KBHWC.new_empty(K, parts, O, dtype=wide)
+
+
+@torch.library.custom_op("fedmrl::stacked_conv_of_inputs", mutates_args=())
+def stacked_conv_of_inputs(g_KBPQO: Tensor, w_KRSCO: Tensor) -> Tensor:
+    """The gradient of the images."""
+    if _on_gpu(g_KBPQO):
+        from fedmrl.engines import kernels
+
+        return kernels.of_inputs(g_KBPQO, w_KRSCO)
+    each = zip(_images(g_KBPQO), _filters(w_KRSCO), strict=True)
+    return torch.stack([F.conv_transpose2d(upper, filters) for upper, filters in each]).permute(0, 1, 3, 4, 2).contiguous()
+
+
+@stacked_conv_of_inputs.register_fake
+def _(g_KBPQO: Tensor, w_KRSCO: Tensor) -> Tensor:
+    (K, B, P, Q, _), (_, R, S, C, _) = g_KBPQO.shape, w_KRSCO.shape
+    return g_KBPQO.new_empty(K, B, P + R - 1, Q + S - 1, C)
+
+
+def _images(x_KBHWC: Tensor) -> Tensor:
+    return x_KBHWC.permute(0, 1, 4, 2, 3)
+
+
+def _filters(w_KRSCO: Tensor) -> Tensor:
+    return w_KRSCO.permute(0, 4, 3, 1, 2)

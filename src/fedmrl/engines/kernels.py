@@ -1,0 +1,172 @@
+"""Convolutions of many clients as Triton kernels: each client its own weights, all of them in one launch.
+
+A grouped convolution does the same, far slower for groups of few channels; patches copied out for a matrix product cost
+more memory traffic than all the rest of a step. Here patches are read where they lie.
+
+Images are channels-last: K clients, B images, H rows, W columns, C channels. A window of R × S gives P × Q outputs of O
+channels. A row of a window, S × C numbers, is contiguous in memory.
+"""
+
+# mypy: ignore-errors
+# What Triton compiles is not quite Python.
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_LEAST = 16  # the least that a matrix unit multiplies at once
+_CHUNK = 32  # numbers of a patch that are multiplied at once
+_TILE = 128  # of a patch, whose weights' gradients one program adds up
+_SLICE = 64  # outputs over which they are added up at once
+_PROGRAMS = 1024  # enough of them to keep a large GPU busy
+
+
+@triton.jit
+def _outputs_kernel(
+    x, w, b, y, B, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, O: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
+    ROWS: tl.constexpr, OS: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    P: tl.constexpr = H - R + 1
+    Q: tl.constexpr = W - S + 1
+    ROW: tl.constexpr = S * C
+    k = tl.program_id(1).to(tl.int64)
+    m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    there = m < B * P * Q
+    start = (m // (P * Q)) * (H * W) + (m % (P * Q)) // Q * W + m % Q
+    x += k * B * H * W * C
+    w += k * R * ROW * O
+    o = tl.arange(0, OS)
+    total = tl.zeros((ROWS, OS), dtype=tl.float32)
+    for first in tl.static_range(0, R * ROW, CHUNK):
+        f = first + tl.arange(0, CHUNK)
+        inside = f < R * ROW
+        offset = f // ROW * (W * C) + f % ROW
+        patch = tl.load(x + start[:, None] * C + offset[None, :], mask=there[:, None] & inside[None, :], other=0.0)
+        weights = tl.load(w + f[:, None] * O + o[None, :], mask=inside[:, None] & (o < O)[None, :], other=0.0)
+        total = tl.dot(patch, weights, total, input_precision=PRECISION)
+    total += tl.load(b + k * O + o, mask=o < O, other=0.0).to(tl.float32)[None, :]
+    place = y + k * B * P * Q * O + m[:, None] * O + o[None, :]
+    tl.store(place, total.to(y.dtype.element_ty), mask=there[:, None] & (o < O)[None, :])
+
+
+@triton.jit
+def _weights_kernel(
+    x, g, of_w, of_b, B, EACH: tl.constexpr, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, O: tl.constexpr, R: tl.constexpr,
+    S: tl.constexpr, ROWS: tl.constexpr, OS: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    P: tl.constexpr = H - R + 1
+    Q: tl.constexpr = W - S + 1
+    ROW: tl.constexpr = S * C
+    block, split, k = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    part = k * tl.num_programs(1) + split
+    f = block * TILE + tl.arange(0, TILE)
+    inside = f < R * ROW
+    offset = f // ROW * (W * C) + f % ROW
+    x += k * B * H * W * C
+    g += k * B * P * Q * O
+    o = tl.arange(0, OS)
+    total = tl.zeros((TILE, OS), dtype=tl.float32)
+    bias = tl.zeros((OS,), dtype=tl.float32)
+    for first in range(0, EACH, ROWS):
+        m = split * EACH + first + tl.arange(0, ROWS)
+        there = m < B * P * Q
+        start = (m // (P * Q)) * (H * W) + (m % (P * Q)) // Q * W + m % Q
+        patch = tl.load(x + start[None, :] * C + offset[:, None], mask=inside[:, None] & there[None, :], other=0.0)
+        upper = tl.load(g + m[:, None] * O + o[None, :], mask=there[:, None] & (o < O)[None, :], other=0.0)
+        total = tl.dot(patch, upper, total, input_precision=PRECISION)
+        bias += tl.sum(upper.to(tl.float32), axis=0)
+    place = of_w + part * R * ROW * O + f[:, None] * O + o[None, :]
+    tl.store(place, total, mask=inside[:, None] & (o < O)[None, :])
+    if block == 0:
+        tl.store(of_b + part * O + o, bias, mask=o < O)
+
+
+@triton.jit
+def _inputs_kernel(
+    g, w, of_x, B, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, O: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
+    ROWS: tl.constexpr, OS: tl.constexpr, CS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    P: tl.constexpr = H - R + 1
+    Q: tl.constexpr = W - S + 1
+    k = tl.program_id(1).to(tl.int64)
+    m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    there = m < B * H * W
+    n, h, v = m // (H * W), (m % (H * W)) // W, m % W
+    g += k * B * P * Q * O
+    w += k * R * S * C * O
+    o, c = tl.arange(0, OS), tl.arange(0, CS)
+    total = tl.zeros((ROWS, CS), dtype=tl.float32)
+    for r in tl.static_range(R):
+        for s in tl.static_range(S):
+            p, q = h - r, v - s
+            inside = there & (p >= 0) & (p < P) & (q >= 0) & (q < Q)
+            upper = tl.load(
+                g + ((n * P + p) * Q + q)[:, None] * O + o[None, :], mask=inside[:, None] & (o < O)[None, :], other=0.0
+            )
+            weights = tl.load(
+                w + ((r * S + s) * C + c)[None, :] * O + o[:, None], mask=(o < O)[:, None] & (c < C)[None, :], other=0.0
+            )
+            total = tl.dot(upper, weights, total, input_precision=PRECISION)
+    place = of_x + k * B * H * W * C + m[:, None] * C + c[None, :]
+    tl.store(place, total.to(of_x.dtype.element_ty), mask=there[:, None] & (c < C)[None, :])
+
+
+def outputs(x_KBHWC: Tensor, w_KRSCO: Tensor, b_KO: Tensor) -> Tensor:
+    """The convolution's outputs, K B P Q O."""
+    (K, B, H, W, C), (_, R, S, _, O) = x_KBHWC.shape, w_KRSCO.shape
+    y = x_KBHWC.new_empty(K, B, H - R + 1, W - S + 1, O)
+    pixels = y[0].numel() // O
+    rows = _rows(K, pixels)
+    _outputs_kernel[triton.cdiv(pixels, rows), K](
+        x_KBHWC, w_KRSCO, b_KO, y, B, H, W, C, O, R, S, rows, _wide(O), _CHUNK, _precision(), num_warps=4, num_stages=2
+    )  # fmt: skip
+    return y
+
+
+def of_weights(x_KBHWC: Tensor, g_KBPQO: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of weights, K parts R S C O, and of biases, K parts O, in 32 bits; the parts are still to be summed."""
+    (K, B, H, W, C), (_, _, P, Q, O) = x_KBHWC.shape, g_KBPQO.shape
+    R, S = H - P + 1, W - Q + 1
+    each, splits = shares(K, B * P * Q, R * S * C)
+    of_w = torch.empty(K, splits, R, S, C, O, device=x_KBHWC.device, dtype=torch.float32)
+    of_b = torch.empty(K, splits, O, device=x_KBHWC.device, dtype=torch.float32)
+    _weights_kernel[triton.cdiv(R * S * C, _TILE), splits, K](
+        x_KBHWC, g_KBPQO, of_w, of_b, B, each, H, W, C, O, R, S, _SLICE, _wide(O), _TILE, _precision(), num_warps=4,
+        num_stages=2,
+    )  # fmt: skip
+    return of_w, of_b
+
+
+def shares(clients: int, pixels: int, patch: int) -> tuple[int, int]:
+    """Into how many parts a sum over pixels is cut, and how long each is."""
+    blocks = triton.cdiv(patch, _TILE)
+    wanted = max(1, min(_PROGRAMS // (clients * blocks), triton.cdiv(pixels, _SLICE)))
+    each = triton.cdiv(triton.cdiv(pixels, wanted), _SLICE) * _SLICE
+    return each, triton.cdiv(pixels, each)
+
+
+def of_inputs(g_KBPQO: Tensor, w_KRSCO: Tensor) -> Tensor:
+    """The gradient of the inputs, K B H W C, from that of the outputs."""
+    (K, B, P, Q, O), (_, R, S, C, _) = g_KBPQO.shape, w_KRSCO.shape
+    H, W = P + R - 1, Q + S - 1
+    of_x = g_KBPQO.new_empty(K, B, H, W, C)
+    rows = _rows(K, B * H * W)
+    _inputs_kernel[triton.cdiv(B * H * W, rows), K](
+        g_KBPQO, w_KRSCO, of_x, B, H, W, C, O, R, S, rows, _wide(O), _wide(C), _precision(), num_warps=4, num_stages=2
+    )  # fmt: skip
+    return of_x
+
+
+def _rows(clients: int, pixels: int) -> int:
+    """Of a product, in one program: fewer where that leaves parts of the GPU without work."""
+    return 128 if clients * pixels >= 128 * _PROGRAMS else 64
+
+
+def _wide(length: int) -> int:
+    return max(_LEAST, triton.next_power_of_2(length))
+
+
+def _precision() -> str:
+    """Of products of 32-bit numbers, as torch's own products have it."""
+    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
