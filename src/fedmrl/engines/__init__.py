@@ -1,6 +1,6 @@
 """Engines: how a round's clients are trained and evaluated. None of them knows a method by name."""
 
-from fedmrl.engines.base import Engine, Outcome, Setting, Turn
+from fedmrl.engines.base import Engine, Outcome, Right, Setting, Turn
 from fedmrl.engines.batched import BatchedEngine
 from fedmrl.engines.reference import ReferenceEngine
 from fedmrl.errors import UserError
@@ -22,4 +22,15 @@ def check_engine(name: str) -> None:
         raise UserError(f"--engine: there is no {name!r}; choose auto, {', '.join(ENGINES)}")
 
 
-__all__ = ["ENGINES", "BatchedEngine", "Engine", "Outcome", "ReferenceEngine", "Setting", "Turn", "check_engine", "engine_for"]
+__all__ = [
+    "ENGINES",
+    "BatchedEngine",
+    "Engine",
+    "Outcome",
+    "ReferenceEngine",
+    "Right",
+    "Setting",
+    "Turn",
+    "check_engine",
+    "engine_for",
+]

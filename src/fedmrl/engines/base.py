@@ -118,6 +118,11 @@ class Engine(ABC):
         self.settings = settings
         self.setting = settings[0]
 
+    @property
+    def notices(self) -> list[str]:
+        """What is worth knowing about how this engine runs these clients, a line each."""
+        return []
+
     @abstractmethod
     def train(self, round_: Round, turns: Sequence[Turn]) -> list[Outcome]:
         """Each client takes in what it received, trains as its method says, and makes its upload."""

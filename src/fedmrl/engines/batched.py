@@ -14,10 +14,14 @@ from fedmrl.engines.families import families
 from fedmrl.engines.program import Judge, Runner, Schedule, Trainer, Way
 from fedmrl.engines.reference import EVALUATION_BATCH, ReferenceEngine
 from fedmrl.engines.stack import Family, Slots, corner
+from fedmrl.memory import free_bytes
 from fedmrl.messages import Tensors, copy
 from fedmrl.methods import ClientNet, Round
 from fedmrl.models import ModelSpec
 from fedmrl.training import Augmentation, Phase, Sums
+
+_FILLED = 0.8  # of the free memory, that a stack and its steps may take
+_WORTH_COMPILING = 5_000_000  # samples that are still to be trained on
 
 
 class BatchedEngine(Engine):
@@ -32,22 +36,24 @@ class BatchedEngine(Engine):
         found, self.loners = families(setting)
         self._family_of = {spec: family for family in found for spec in family.specs}
         self._alone = ReferenceEngine(*settings) if self.loners else None
-        self._runner = Runner(setting.device, setting.training.precision, way or default_way(settings))
+        self._way = way
         self._nets: dict[ModelSpec, ClientNet] = {}
         self._constants: dict[ModelSpec, Tensors] = {}
         self._slots: dict[int, Slots] = {}
         self._trainers: list[tuple[Slots, Any, Trainer]] = []
-        self._judges: dict[tuple[int, tuple[str, ...]], Judge] = {}
+        self._judges: list[tuple[Slots, tuple[str, ...], Judge]] = []
 
     @property
     def notices(self) -> list[str]:
         """A line for each kind of model that runs one by one."""
-        return [f"{loner.spec.label} runs one client at a time: {loner.reason}" for loner in self.loners]
+        return [f"{loner.spec.label} is run one client at a time: {loner.reason}" for loner in self.loners]
 
     def train(self, round_: Round, turns: Sequence[Turn]) -> list[Outcome]:
         """See `Engine.train`."""
+        if self._way is None:
+            self._way = self._worth(round_, turns)
         outcomes: dict[tuple[int, int], Outcome] = {}
-        for slots, together in self._stacks(turns):
+        for slots, together in self._stacks(turns, grow=True):
             for turn, outcome in zip(together, self._train_stack(slots, round_, together), strict=True):
                 outcomes[turn.run, turn.client] = outcome
         if self._alone and (alone := self._loners_of(turns)):
@@ -85,22 +91,32 @@ class BatchedEngine(Engine):
     def _loners_of(self, turns: Sequence[Turn]) -> list[Turn]:
         return [turn for turn in turns if self._spec(turn) not in self._family_of]
 
-    def _stacks(self, turns: Sequence[Turn]) -> Iterable[tuple[Slots, list[Turn]]]:
-        """The turns by family, as many at once as there are slots."""
+    def _stacks(self, turns: Sequence[Turn], grow: bool = False) -> Iterable[tuple[Slots, list[Turn]]]:
+        """The turns by family, as many at once as there are slots; to train, there are as many as fit."""
         by_family: dict[int, tuple[Family, list[Turn]]] = {}
         for turn in turns:
             if family := self._family_of.get(self._spec(turn)):
                 by_family.setdefault(id(family), (family, []))[1].append(turn)
         for family, members in by_family.values():
-            slots = self._slots_for(family, len(members))
+            slots = self._slots_for(family, len(members), grow)
             for first in range(0, len(members), slots.count):
                 yield slots, members[first : first + slots.count]
 
-    def _slots_for(self, family: Family, wanted: int) -> Slots:
+    def _slots_for(self, family: Family, wanted: int, grow: bool) -> Slots:
         slots = self._slots.get(id(family))
-        if slots is None:
-            slots = self._slots[id(family)] = Slots(family, wanted)
+        if slots is None or (grow and slots.count < self._fitting(family, wanted, slots)):
+            self._trainers = [known for known in self._trainers if known[0] is not slots]
+            self._judges = [known for known in self._judges if known[0] is not slots]
+            self._slots.pop(id(family), None)
+            slots = self._slots[id(family)] = Slots(family, self._fitting(family, wanted, None))
         return slots
+
+    def _fitting(self, family: Family, wanted: int, held: Slots | None) -> int:
+        """How many clients are trained at once: all, or equal parts of them that fit into memory."""
+        each = family.bytes_of_client + self.setting.training.batch_size * family.bytes_of_sample
+        free = _FILLED * free_bytes(self.setting.device) + (held.count * each if held else 0)
+        parts = -(-wanted // max(1, int(free // each)))
+        return -(-wanted // parts)
 
     def _seat(self, slots: Slots, turns: Sequence[Turn]) -> None:
         """Put the clients' states into the slots."""
@@ -174,9 +190,22 @@ class BatchedEngine(Engine):
         )
         B = min(self.setting.training.batch_size, longest)
         schedule = Schedule(phase.epochs * -(-longest // B), slots.count, B, self.samples, phase.augment)
-        trainer = Trainer(slots, phase, schedule, self._runner)
+        trainer = Trainer(slots, phase, schedule, self._runner())
         self._trainers.append((slots, _kind(phase), trainer))
         return trainer
+
+    def _worth(self, round_: Round, turns: Sequence[Turn]) -> Way:
+        """How to run: to compile takes half a minute, and is worth it for long runs only."""
+        if self.setting.device.type != "cuda":
+            return "eager"
+        samples = sum(len(self.settings[turn.run].splits[turn.client].train) for turn in turns)
+        work = samples * self.setting.training.epochs * (round_.total - round_.index)
+        return "compiled" if work >= _WORTH_COMPILING else "captured"
+
+    def _runner(self) -> Runner:
+        device = self.setting.device
+        way = self._way or ("captured" if device.type == "cuda" else "eager")
+        return Runner(device, self.setting.training.precision, way)
 
     # ---- evaluation ----
 
@@ -184,18 +213,15 @@ class BatchedEngine(Engine):
         return {slot: Plan(self.settings[t.run].splits[t.client].test[None], None) for slot, t in enumerate(turns)}
 
     def _judge(self, slots: Slots, modes: Sequence[str]) -> Judge:
-        key = (id(slots), tuple(modes))
-        if key not in self._judges:
-            longest = max(len(split.test) for setting in self.settings for split in setting.splits)
-            B = min(EVALUATION_BATCH, longest)
-            schedule = Schedule(-(-longest // B), slots.count, B, self.samples, Augmentation())
-            self._judges[key] = Judge(slots, self.setting.method, modes, schedule, self._runner)
-        return self._judges[key]
-
-
-def default_way(settings: Sequence[Setting]) -> Way:
-    """Eager on a CPU; on a GPU captured."""
-    return "captured" if settings[0].device.type == "cuda" else "eager"
+        for known_slots, known_modes, judge in self._judges:
+            if known_slots is slots and known_modes == tuple(modes):
+                return judge
+        longest = max(len(split.test) for setting in self.settings for split in setting.splits)
+        B = min(EVALUATION_BATCH, longest)
+        schedule = Schedule(-(-longest // B), slots.count, B, self.samples, Augmentation())
+        judge = Judge(slots, self.setting.method, modes, schedule, self._runner())
+        self._judges.append((slots, tuple(modes), judge))
+        return judge
 
 
 def _kind(phase: Phase) -> Any:

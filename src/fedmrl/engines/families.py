@@ -17,10 +17,12 @@ from torch.nn.modules.dropout import _DropoutNd
 from fedmrl.engines.base import Setting
 from fedmrl.engines.layers import stackable_layers
 from fedmrl.engines.stack import Family, all_tensors, corner, gradients, scores
-from fedmrl.messages import Tensors
+from fedmrl.messages import Tensors, size
 from fedmrl.methods import Batch, ClientNet
 from fedmrl.models import ModelSpec
 from fedmrl.training import Phase
+
+_COPIES = 5  # of what is stored: parameters, gradients, velocities, and those in another layout or type
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ def families(setting: Setting) -> tuple[list[Family], list[Loner]]:
     trial = _Trial(setting)
     found: list[Family] = []
     loners: list[Loner] = []
-    for left in trial.alike():
+    for alike in trial.alike():
+        left = alike
         while left:
             first, reason = left[0], "it mixes the samples of a batch"
             try:
@@ -142,8 +145,8 @@ class _Trial:
         outcome = phase.loss(net, Batch(self.x[rows], self.y_B[rows]))
         value, sums = outcome if isinstance(outcome, tuple) else (outcome, {})
         found = torch.autograd.grad(value, list(parameters.values()), allow_unused=True, materialize_grads=True)
-        found = dict(zip(parameters, found, strict=True))
-        return {"loss": value.detach(), **{f"{n} (sum)": s for n, s in sums.items()}, **found}
+        of_each = dict(zip(parameters, found, strict=True))
+        return {"loss": value.detach(), **{f"{n} (sum)": s for n, s in sums.items()}, **of_each}
 
     def _called(self, spec: ModelSpec) -> ClientNet:
         net = self.setting.fresh_net(self.client_of[spec])
@@ -156,8 +159,9 @@ class _Trial:
         return {name: torch.Size(map(max, axes)) for name, axes in widest.items()}
 
     def _stack(self, specs: Sequence[ModelSpec]) -> Tensors:
-        stack = {name: [] for name in all_tensors(self.nets[specs[0]])}
+        stack: dict[str, list[Tensor]] = {}
         for name, shape in self._shapes(specs).items():
+            stack[name] = []
             for spec in specs:
                 tensor = all_tensors(self.nets[spec])[name]
                 wide = tensor.new_zeros(shape)
@@ -177,7 +181,25 @@ class _Trial:
             for spec in specs
         }
         net = self._called(specs[0]).to(device=self.target.device, dtype=self.target.dtype)
-        return Family(net, tuple(specs), self._shapes(specs), sums)
+        shapes = self._shapes(specs)
+        numbers = sum(shape.numel() for shape in shapes.values())
+        bytes_of = torch.finfo(self.target.dtype).bits // 8
+        widest = max(specs, key=lambda spec: size(all_tensors(self.nets[spec])).parameters)
+        return Family(net, tuple(specs), shapes, sums, _COPIES * numbers * bytes_of, _COPIES * self._saved(widest) * bytes_of)
+
+    def _saved(self, spec: ModelSpec) -> int:
+        """How many numbers the backward pass of one sample needs."""
+        saved = 0
+
+        def count(tensor: Tensor) -> Tensor:
+            nonlocal saved
+            saved += 0 if isinstance(tensor, nn.Parameter) else tensor.numel()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            for phase in self.phases:
+                self._alone(spec, phase)
+        return saved // int(self.mask_B.sum())
 
 
 def _same(together: Mapping[str, Tensor], alone: Mapping[str, Tensor]) -> bool:

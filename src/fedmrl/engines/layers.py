@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
+from torch.nn.grad import conv2d_weight
 
 _ALIGNED = 4  # channels that a GPU reads at once
 
@@ -44,8 +44,8 @@ class StackableConv2d(nn.Conv2d):
         """The convolution of a batch of images."""
         kind = input.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else input.dtype
-        vertical, horizontal = self.padding
-        x = F.pad(input, (horizontal, horizontal, vertical, vertical)) if any(self.padding) else input
+        vertical, horizontal = int(self.padding[0]), int(self.padding[1])
+        x = F.pad(input, (horizontal, horizontal, vertical, vertical)) if vertical or horizontal else input
         bias = self.weight.new_zeros(self.out_channels) if self.bias is None else self.bias
         x_BHWC, weight_RSCO = x.to(dtype).permute(0, 2, 3, 1), self.weight.permute(2, 3, 1, 0)
         if _on_gpu(x_BHWC) and (missing := -self.in_channels % _ALIGNED):
@@ -79,7 +79,8 @@ class _Convolution(_Stacked):
     @staticmethod
     def operator(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
         # Weights come in 32 bits and are rounded here, so that their gradient leaves in 32 bits.
-        return stacked_conv(x.contiguous(), w.to(x.dtype).contiguous(), b.contiguous())
+        y: Tensor = stacked_conv(x.contiguous(), w.to(x.dtype).contiguous(), b.contiguous())
+        return y
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
@@ -100,7 +101,8 @@ class _OfWeights(_Stacked):
 class _OfInputs(_Stacked):
     @staticmethod
     def operator(g: Tensor, w: Tensor) -> Tensor:
-        return stacked_conv_of_inputs(g.contiguous(), w.contiguous())
+        of_x: Tensor = stacked_conv_of_inputs(g.contiguous(), w.contiguous())
+        return of_x
 
 
 def _on_gpu(x: Tensor) -> bool:
@@ -135,7 +137,7 @@ def stacked_conv_of_weights(x_KBHWC: Tensor, g_KBPQO: Tensor) -> tuple[Tensor, T
     (_, _, H, W, C), (_, _, P, Q, O) = x_KBHWC.shape, g_KBPQO.shape
     shape = (O, C, H - P + 1, W - Q + 1)
     each = zip(_images(x_KBHWC.to(wide)), _images(g_KBPQO.to(wide)), strict=True)
-    of_w = torch.stack([torch.nn.grad.conv2d_weight(images, shape, upper) for images, upper in each])  # type: ignore[no-untyped-call]
+    of_w = torch.stack([conv2d_weight(images, shape, upper) for images, upper in each])
     return of_w.permute(0, 3, 4, 2, 1)[:, None].contiguous(), g_KBPQO.sum(dim=(1, 2, 3), dtype=wide)[:, None]
 
 

@@ -80,6 +80,10 @@ class Family:
     """Of each parameter and buffer, wide enough for every kind."""
     sums: Mapping[ModelSpec, Mapping[str, torch.Size]]
     """Of what a client's losses add up, without padding."""
+    bytes_of_client: int
+    """What training one client takes: its tensors, their gradients, velocities and copies in other layouts."""
+    bytes_of_sample: int
+    """What one sample of one client adds to that."""
 
 
 def all_tensors(net: nn.Module) -> Tensors:

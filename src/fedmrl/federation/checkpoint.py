@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file, save_file
 
 from fedmrl.errors import UserError
+from fedmrl.federation.store import Kept, Store, file_name
 from fedmrl.files import replacing, write_whole
 from fedmrl.messages import Tensors
 
@@ -20,8 +20,8 @@ class Snapshot:
 
     rounds: int
     server: Tensors
-    states: Mapping[int, Tensors] = field(default_factory=dict)
-    """Of every client that has a state yet."""
+    states: Mapping[int, Kept] = field(default_factory=dict)
+    """Of every client that has a state yet, as the store keeps it."""
     last_round: Mapping[int, int] = field(default_factory=dict)
     """When each client last took part, and how often it did."""
     times: Mapping[int, int] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Checkpoint:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._written: dict[int, tuple[Tensors, str]] = {}
+        self._written: dict[int, tuple[Kept, str]] = {}
         self._saved: Snapshot | None = None
 
     def save(self, snapshot: Snapshot) -> None:
@@ -43,9 +43,7 @@ class Checkpoint:
         self.folder.mkdir(parents=True, exist_ok=True)
         for client, state in snapshot.states.items():
             if client not in self._written or self._written[client][0] is not state:
-                name = f"client-{client:05d}-round-{snapshot.rounds:05d}.safetensors"
-                self._write(state, name)
-                self._written[client] = (state, name)
+                self._written[client] = (state, self._file_of(client, state, snapshot.rounds))
         server = f"server-round-{snapshot.rounds:05d}.safetensors"
         self._write(snapshot.server, server)
         clients = {str(client): name for client, (_, name) in sorted(self._written.items())}
@@ -62,17 +60,25 @@ class Checkpoint:
                 path.unlink()
         self._saved = snapshot
 
-    def load(self, device: torch.device) -> Snapshot | None:
+    def _file_of(self, client: int, kept: Kept, rounds: int) -> str:
+        """The name of the file that holds a state, which a store on disk has written already."""
+        if isinstance(kept, Path):
+            return kept.name
+        name = file_name(client, rounds)
+        self._write(kept, name)
+        return name
+
+    def load(self, store: Store) -> Snapshot | None:
         """The snapshot that was saved last, without its records; None if there is none."""
         path = self.folder / "state.json"
         if not path.exists():
             return None
         try:
             state = json.loads(path.read_text())
-            states = {int(client): self._tensors(name, device) for client, name in state["clients"].items()}
+            states = {int(client): store.restore(self.folder / name) for client, name in state["clients"].items()}
             snapshot = Snapshot(
                 int(state["rounds"]),
-                self._tensors(state["server"], device),
+                {n: t.clone() for n, t in load_file(self.folder / state["server"], device=str(store.device)).items()},
                 states,
                 {int(client): int(r) for client, r in state["last_round"].items()},
                 {int(client): int(n) for client, n in state["times"].items()},
@@ -88,6 +94,3 @@ class Checkpoint:
     def _write(self, tensors: Tensors, name: str) -> None:
         with replacing(self.folder / name) as part:
             save_file(tensors, part)
-
-    def _tensors(self, name: str, device: torch.device) -> Tensors:
-        return {key: tensor.clone() for key, tensor in load_file(self.folder / name, device=str(device)).items()}

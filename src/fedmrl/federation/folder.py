@@ -10,13 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fedmrl.config import Recipe
 from fedmrl.data import ClientSplit
 from fedmrl.data.partition import split_json
 from fedmrl.errors import UserError
 from fedmrl.federation.checkpoint import Checkpoint, Snapshot
+from fedmrl.federation.store import Store
 from fedmrl.files import write_whole
 
 _OVERHEAD = 0.05  # of a run's time, that checkpoints may take
@@ -92,9 +91,9 @@ class RunFolder:
         except (ValueError, TypeError, KeyError) as error:
             raise UserError(f"{path} is damaged ({error}); the run cannot go on, start it anew elsewhere") from error
 
-    def load(self, device: torch.device) -> Snapshot | None:
+    def load(self, store: Store) -> Snapshot | None:
         """The last whole round that was saved, with its records; the log is cut back to it."""
-        snapshot = self.checkpoint.load(device)
+        snapshot = self.checkpoint.load(store)
         if snapshot is None:
             write_whole(self.path / "rounds.jsonl", "")
             return None

@@ -1,7 +1,7 @@
-"""The round loop: sample, answer, train, aggregate, evaluate, record."""
+"""The round loop: sample, answer, train, aggregate, evaluate, record; for one run, or for several seeds of it as one."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -9,19 +9,23 @@ from typing import Any
 import torch
 
 from fedmrl.config import Recipe
-from fedmrl.data import Dataset
-from fedmrl.engines import Engine, Setting, Turn, check_engine, engine_for
+from fedmrl.data import Dataset, sources
+from fedmrl.engines import Engine, Outcome, Right, Setting, Turn, check_engine, engine_for
 from fedmrl.errors import DivergedError, InterruptedRun, UserError
 from fedmrl.federation import summary as summaries
 from fedmrl.federation.checkpoint import Snapshot
 from fedmrl.federation.folder import RunFolder, refuse_used
 from fedmrl.federation.setup import prepare, schedule
+from fedmrl.federation.store import DeviceStore, Kept, Store, check_store, choose
 from fedmrl.messages import Size, Tensors, Upload, copy, size
 from fedmrl.methods import Round
 from fedmrl.metrics.flops import FlopCounter
 from fedmrl.models import ModelSpec
 
 OnRound = Callable[[Mapping[str, Any]], None]
+OnNotice = Callable[[str], None]
+
+_LOADED = 512 * 1024**2  # bytes of states that are fetched for an evaluation at once, if they do not lie on the device
 
 
 @dataclass(frozen=True)
@@ -41,33 +45,89 @@ def run(
     resume: bool = False,
     device: str = "auto",
     engine: str = "auto",
+    store: str = "auto",
     models: Sequence[ModelSpec] | None = None,
     data: Dataset | None = None,
     on_round: OnRound | None = None,
+    on_notice: OnNotice | None = None,
 ) -> Run:
     """Run a recipe; with `out`, into that folder. `models` gives each client a local model of one's own; `data` is
-    what the recipe names, where that is loaded already.
+    what the recipe names, where that is loaded already; `on_notice` hears what is worth knowing before it starts.
 
     >>> from fedmrl import load_recipe
     >>> short = {"rounds": 1, "models.local": [{"conv1": 2, "conv2": 2, "fc1": 8, "fc2": 8}], "method.d1": 4}
     >>> run(load_recipe("quickstart", short)).summary["status"]
     'finished'
     """
+    outs = None if out is None else [out]
+    done = run_seeds(
+        recipe, [recipe.seed], outs=outs, resume=resume, device=device, engine=engine, store=store, models=models, data=data,
+        on_round=on_round, on_notice=on_notice,
+    )[0]  # fmt: skip
+    if isinstance(done, DivergedError):
+        raise done
+    return done
+
+
+def run_seeds(
+    recipe: Recipe,
+    seeds: Sequence[int],
+    *,
+    outs: Sequence[str | Path] | None = None,
+    resume: bool = False,
+    device: str = "auto",
+    engine: str = "auto",
+    store: str = "auto",
+    models: Sequence[ModelSpec] | None = None,
+    data: Dataset | None = None,
+    on_round: OnRound | None = None,
+    on_notice: OnNotice | None = None,
+) -> list[Run | DivergedError]:
+    """Run a recipe with several seeds as one, each into its folder of `outs`: every run gives what it would give alone.
+
+    One that diverges is returned as its error, and the others go on. `on_round` hears the mean over the seeds.
+    """
     check_engine(engine)
-    folder_path = None if out is None else Path(out)
-    if folder_path is not None and not resume:
-        refuse_used(folder_path)
+    check_store(store)
+    on_notice = on_notice or (lambda _: None)
+    paths = [None] * len(seeds) if outs is None else [Path(out) for out in outs]
+    for path in paths:
+        if path is not None and not resume:
+            refuse_used(path)
     if models is not None:
         table = recipe.models.model_copy(update={"own": [spec.label for spec in models]})
         recipe = recipe.model_copy(update={"models": table})
-    setting = prepare(recipe, _device(device), models, data)
-    who = schedule(recipe)
-    folder = None
-    if folder_path is not None:
-        folder = (RunFolder.reopen if resume else RunFolder.create)(folder_path, recipe, setting.splits)
-        if resume and (summary := folder.finished()):
-            return Run(recipe, summary, folder.records(recipe.rounds), folder_path)
-    return Federation(recipe, setting, who, engine, folder).run(on_round or (lambda _: None))
+    place = _device(device)
+    seeded = [recipe.model_copy(update={"seed": seed}) for seed in seeds]
+    if recipe.models.own is None or models is not None:
+        data = data or sources.load(recipe.data)
+    settings = [prepare(one, place, models, data) for one in seeded]
+    done: dict[int, Run | DivergedError] = {}
+    folders: dict[int, RunFolder | None] = {}
+    for number, (one, setting, path) in enumerate(zip(seeded, settings, paths, strict=True)):
+        if path is None:
+            folders[number] = None
+            continue
+        goes_on = resume and (len(seeds) == 1 or (path / "config.toml").exists())
+        folder = (RunFolder.reopen if goes_on else RunFolder.create)(path, one, setting.splits)
+        if goes_on and (summary := folder.finished()):
+            done[number] = Run(one, summary, folder.records(one.rounds), path)
+        else:
+            folders[number] = folder
+    if folders:
+        working = engine_for(engine, *(settings[number] for number in folders))
+        for line in working.notices:
+            on_notice(line)
+        federations = []
+        for run_number, (number, folder) in enumerate(folders.items()):
+            who = schedule(seeded[number])
+            joining = len({client for clients in who for client in clients})
+            kept, line = choose(store, settings[number], joining, folder.checkpoint.folder if folder else None)
+            if run_number == 0:
+                on_notice(line)
+            federations.append(Federation(seeded[number], settings[number], who, working, folder, kept, run_number))
+        done |= dict(zip(folders, together(working, federations, on_round or (lambda _: None)), strict=True))
+    return [done[number] for number in range(len(seeds))]
 
 
 def _device(name: str) -> torch.device:
@@ -80,31 +140,62 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
+@dataclass(frozen=True)
+class Train:
+    """A federation asks for its clients to be trained."""
+
+    round: Round
+    turns: Sequence[Turn]
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """A federation asks for clients to be evaluated."""
+
+    turns: Sequence[Turn]
+    modes: Sequence[str]
+
+
+Asks = Train | Evaluate
+Answers = list[Outcome] | list[Right]
+
+
 class Federation:
-    """A run in progress: all that changes is in `self.now`, replaced as a whole at the end of each round."""
+    """A run in progress: all that changes is in `self.now`, replaced as a whole at the end of each round.
+
+    What needs an engine it asks for, by yielding: so that several runs can be answered at once.
+    """
 
     def __init__(
-        self, recipe: Recipe, setting: Setting, who: Sequence[Sequence[int]], engine: str, folder: RunFolder | None
+        self,
+        recipe: Recipe,
+        setting: Setting,
+        who: Sequence[Sequence[int]],
+        engine: str | Engine,
+        folder: RunFolder | None,
+        store: Store | None = None,
+        number: int = 0,
     ) -> None:
-        self.recipe, self.setting, self.who, self.folder = recipe, setting, who, folder
+        self.recipe, self.setting, self.who, self.folder, self.number = recipe, setting, who, folder, number
         self.method = recipe.method
-        self.engine: Engine = engine_for(engine, setting)
+        self.engine = engine_for(engine, setting) if isinstance(engine, str) else engine
+        self.store = store or DeviceStore(setting.device)
         self.flops = FlopCounter(setting)
-        self.facts = summaries.facts(recipe, setting, self.engine.name)
+        self.facts = {**summaries.facts(recipe, setting, self.engine.name), "store": self.store.where}
         self.modes = summaries.recorded_modes(recipe)
         self.start = self.method.start(setting.fresh_net(None))
-        self.now = (folder.load(setting.device) if folder else None) or Snapshot(0, self.start)
+        self.now = (folder.load(self.store) if folder else None) or Snapshot(0, self.start)
         self._check_fits(self.now)
-        self._unjoined: dict[int, Tensors] = {}
+        self._unjoined: dict[int, Kept] = {}
 
     def _check_fits(self, snapshot: Snapshot) -> None:
         """A state that was loaded must be one of the client's model."""
-        shapes: dict[ModelSpec, dict[str, torch.Size]] = {}
-        for client, state in snapshot.states.items():
+        shapes: dict[ModelSpec, dict[str, list[int]]] = {}
+        for client, kept in snapshot.states.items():
             spec = self.setting.models[client]
             if spec not in shapes:
-                shapes[spec] = {name: t.shape for name, t in self.setting.fresh_net(client).state_dict().items()}
-            if {name: t.shape for name, t in state.items()} != shapes[spec]:
+                shapes[spec] = {name: list(t.shape) for name, t in self.setting.fresh_net(client).state_dict().items()}
+            if self.store.shapes(kept) != shapes[spec]:
                 raise UserError(
                     f"client {client}'s state in the checkpoint does not fit the model that it is given now ({spec.label}); "
                     "resume with the models that the run was started with"
@@ -112,29 +203,24 @@ class Federation:
 
     def run(self, on_round: OnRound) -> Run:
         """Go on to the last round, and sum up."""
-        try:
-            while self.now.rounds < self.recipe.rounds:
-                self.now = self.next_round()
-                if self.folder:
-                    self.folder.append(self.now)
-                on_round(self.now.records[-1])
-            if self.folder:
-                self.folder.save(self.now)
-            return self._finish()
-        except KeyboardInterrupt:
-            raise self._interrupted() from None
-        except DivergedError as error:
-            self._diverged(error)
-            raise
+        done = together(self.engine, [self], on_round)[0]
+        if isinstance(done, DivergedError):
+            raise done
+        return done
 
     def next_round(self) -> Snapshot:
-        """One round. Nothing of the present snapshot is changed, so a round that is cut short leaves no trace."""
+        """One round by itself. Nothing of the present snapshot is changed: a round that is cut short leaves no trace."""
+        snapshot: Snapshot = _answered(self.engine, self.round())
+        return snapshot
+
+    def round(self) -> Generator[Asks, Any, Snapshot]:
+        """One round, asking for what it needs."""
         now, round_ = self.now, Round(self.now.rounds, self.recipe.rounds)
         started = time.perf_counter()
         clients = self.who[round_.index]
         answers = {k: self.method.answer(now.server, k, now.last_round.get(k)) for k in clients}
-        turns = [Turn(k, self.state(k), answers[k], now.times.get(k, 0)) for k in clients]
-        outcomes = self.engine.train(round_, turns)
+        turns = [Turn(k, self.state(k), answers[k], now.times.get(k, 0), self.number) for k in clients]
+        outcomes: list[Outcome] = yield Train(round_, turns)
         for outcome in outcomes:
             if outcome.broken:
                 raise DivergedError(outcome.client, round_.index, outcome.broken)
@@ -142,10 +228,12 @@ class Federation:
         uploads = [Upload(o.client, len(self.setting.splits[o.client].train), o.upload) for o in outcomes]
         server = self.method.aggregate(now.server, uploads, round_)
         aggregated = time.perf_counter()
-        states = {**now.states, **{o.client: o.state for o in outcomes}}
+        kept = {o.client: self.store.keep(o.client, round_.index + 1, o.state) for o in outcomes}
+        states = {**now.states, **kept}
         for client in clients:
             self._unjoined.pop(client, None)
-        accuracy = self._accuracy(clients, states, server, round_)
+        stored = time.perf_counter()
+        accuracy = yield from self._accuracy(clients, states, server, round_)
         evaluated = time.perf_counter()
         record = {
             "round": round_.index + 1,
@@ -158,7 +246,8 @@ class Federation:
             "seconds": {
                 "train": trained - started,
                 "aggregate": aggregated - trained,
-                "evaluate": evaluated - aggregated,
+                "store": stored - aggregated,
+                "evaluate": evaluated - stored,
             },
         }
         return Snapshot(
@@ -170,40 +259,67 @@ class Federation:
             (*now.records, record),
         )
 
-    def state(self, client: int, states: Mapping[int, Tensors] | None = None) -> Tensors:
+    def commit(self, snapshot: Snapshot) -> None:
+        """A round is over: what it came to is what counts now, in memory and on disk."""
+        before, self.now = self.now, snapshot
+        if self.folder:
+            self.folder.append(snapshot)
+        for client in snapshot.records[-1]["participants"]:
+            if client in before.states:
+                self.store.forget(before.states[client])
+
+    def state(self, client: int, states: Mapping[int, Kept] | None = None) -> Tensors:
         """A client's state; one that never took part has its first weights, and the shared part that all began with."""
         if states is None:
             states = self.now.states
         if client in states:
-            return states[client]
-        if client not in self._unjoined:
-            net = self.setting.fresh_net(client)
-            self.method.receive(net, self.method.answer(self.start, client, None))
-            self._unjoined[client] = copy(net.state_dict())
-        return self._unjoined[client]
+            return self.store.load(states[client])
+        if client in self._unjoined:
+            return self.store.load(self._unjoined[client])
+        net = self.setting.fresh_net(client)
+        self.method.receive(net, self.method.answer(self.start, client, None))
+        state = copy(net.state_dict())
+        if self.store.where != "disk":  # there it would be written as slowly as it is made anew
+            self._unjoined[client] = self.store.keep(client, 0, state)
+        return state
 
     def evaluate(
-        self, clients: Iterable[int], states: Mapping[int, Tensors], server: Tensors, modes: Sequence[str]
+        self, clients: Iterable[int], states: Mapping[int, Kept], server: Tensors, modes: Sequence[str]
     ) -> dict[str, dict[str, dict[int, float]]]:
         """Accuracy by view, mode and client: with what each client holds, and with what the server would send it now."""
-        clients = list(clients)
+        found: dict[str, dict[str, dict[int, float]]] = _answered(self.engine, self._evaluation(clients, states, server, modes))
+        return found
+
+    def _evaluation(
+        self, clients: Iterable[int], states: Mapping[int, Kept], server: Tensors, modes: Sequence[str]
+    ) -> Generator[Asks, Any, dict[str, dict[str, dict[int, float]]]]:
         hears = self.method.hears_server
-        received = [self.method.answer(server, k, None) if hears else None for k in clients]
-        turns = [Turn(k, self.state(k, states), got) for k, got in zip(clients, received, strict=True)]
-        right = self.engine.evaluate(turns, modes)
-        tests = {k: len(self.setting.splits[k].test) for k in clients}
-        return {
-            view: {mode: {k: r[view][mode] / tests[k] for k, r in zip(clients, right, strict=True)} for mode in modes}
-            for view in (("own", "aggregated") if hears else ("own",))
-        }
+        views = ("own", "aggregated") if hears else ("own",)
+        result: dict[str, dict[str, dict[int, float]]] = {view: {mode: {} for mode in modes} for view in views}
+        for together in self._at_once(list(clients)):
+            received = [self.method.answer(server, k, None) if hears else None for k in together]
+            turns = [Turn(k, self.state(k, states), got, run=self.number) for k, got in zip(together, received, strict=True)]
+            counts: list[Right] = yield Evaluate(turns, modes)
+            for k, right in zip(together, counts, strict=True):
+                for view in views:
+                    for mode in modes:
+                        result[view][mode][k] = right[view][mode] / len(self.setting.splits[k].test)
+        return result
+
+    def _at_once(self, clients: list[int]) -> Iterable[list[int]]:
+        """The clients whose states are fetched together: all, if they lie on the device anyway."""
+        if self.store.where == "device" or not clients:
+            return [clients]
+        each = max(1, _LOADED // max(1, size(self.state(clients[0])).bytes))
+        return [clients[first : first + each] for first in range(0, len(clients), each)]
 
     def _accuracy(
-        self, clients: Sequence[int], states: Mapping[int, Tensors], server: Tensors, round_: Round
-    ) -> dict[str, Any]:
+        self, clients: Sequence[int], states: Mapping[int, Kept], server: Tensors, round_: Round
+    ) -> Generator[Asks, Any, dict[str, Any]]:
         """Means over clients: of the participants, and of all wherever all are evaluated."""
         everyone = (round_.index + 1) % self.recipe.evaluation.every == 0 or round_.index + 1 == round_.total
         who = range(self.recipe.clients) if everyone else clients
-        by_client = self.evaluate(who, states, server, self.modes)
+        by_client = yield from self._evaluation(who, states, server, self.modes)
 
         def means(chosen: Iterable[int]) -> dict[str, dict[str, float]]:
             chosen = list(chosen)
@@ -214,23 +330,106 @@ class Federation:
 
         return {"participants": means(clients), **({"all": means(who)} if everyone else {})}
 
-    def _finish(self) -> Run:
+    def finish(self) -> Generator[Asks, Any, Run]:
+        """The last evaluation, by every mode, and the summary."""
+        if self.folder:
+            self.folder.save(self.now)
         everyone = range(self.recipe.clients)
-        final = self.evaluate(everyone, self.now.states, self.now.server, self.method.modes)
+        final = yield from self._evaluation(everyone, self.now.states, self.now.server, self.method.modes)
         summary = summaries.summarise(self.recipe, self.setting, self.now, final, self.facts)
         if self.folder:
             self.folder.write_clients(summary["clients"])
             self.folder.write_summary(summary)
         return Run(self.recipe, summary, self.now.records, self.folder.path if self.folder else None)
 
-    def _interrupted(self) -> InterruptedRun:
+    def interrupted(self) -> InterruptedRun:
+        """Save what there is."""
         if self.folder:
             self.folder.write_records(self.now)
             self.folder.save(self.now)
         return InterruptedRun(self.now.rounds, self.recipe.rounds, self.folder.path if self.folder else None)
 
-    def _diverged(self, error: DivergedError) -> None:
+    def diverged(self, error: DivergedError) -> None:
+        """Write down that it did, and where."""
         if self.folder:
             self.folder.write_records(self.now)
             at = {"client": error.client, "round": error.round + 1, "reason": str(error)}
             self.folder.write_summary({"status": "diverged", **self.facts, "diverged": at})
+
+
+def together(engine: Engine, federations: Sequence[Federation], on_round: OnRound) -> list[Run | DivergedError]:
+    """Run federations of one recipe to their end, round by round in step, so that the engine sees all their clients."""
+    done: dict[int, Run | DivergedError] = {}
+
+    def all_answered(asking: Mapping[int, Generator[Asks, Any, Any]]) -> dict[int, Any]:
+        results, failed = _in_step(engine, asking)
+        for number, error in failed.items():
+            federations[number].diverged(error)
+        done.update(failed)
+        return results
+
+    try:
+        while left := {n: f for n, f in enumerate(federations) if n not in done and f.now.rounds < f.recipe.rounds}:
+            # One that was saved a little later than the others waits for them, and they go on together.
+            behind = min(federation.now.rounds for federation in left.values())
+            snapshots = all_answered({n: f.round() for n, f in left.items() if f.now.rounds == behind})
+            for number, snapshot in snapshots.items():
+                federations[number].commit(snapshot)
+            if snapshots:
+                on_round(_mean_record([snapshot.records[-1] for snapshot in snapshots.values()]))
+        done |= all_answered({n: f.finish() for n, f in enumerate(federations) if n not in done})
+    except KeyboardInterrupt:
+        stopped = [f.interrupted() for n, f in enumerate(federations) if n not in done]
+        raise stopped[0] if stopped else InterruptedRun(0, 0, None) from None
+    return [done[number] for number in range(len(federations))]
+
+
+def _in_step(
+    engine: Engine, asking: Mapping[int, Generator[Asks, Any, Any]]
+) -> tuple[dict[int, Any], dict[int, DivergedError]]:
+    """Answer what they ask for, all at once as long as they ask for the same, until each has its result or diverged."""
+    results: dict[int, Any] = {}
+    failed: dict[int, DivergedError] = {}
+    heard: dict[int, Any] = dict.fromkeys(asking)
+    while heard:
+        asked: dict[int, Asks] = {}
+        for number, answer in heard.items():
+            try:
+                asked[number] = asking[number].send(answer)
+            except StopIteration as end:
+                results[number] = end.value
+            except DivergedError as error:
+                failed[number] = error
+        heard = _answers(engine, asked)
+    return results, failed
+
+
+def _answers(engine: Engine, asked: Mapping[int, Asks]) -> dict[int, Answers]:
+    if not asked:
+        return {}
+    turns = [turn for one in asked.values() for turn in one.turns]
+    first = next(iter(asked.values()))
+    found: Sequence[Any] = engine.train(first.round, turns) if isinstance(first, Train) else engine.evaluate(turns, first.modes)
+    left = iter(found)
+    return {number: [next(left) for _ in one.turns] for number, one in asked.items()}
+
+
+def _answered(engine: Engine, asking: Generator[Asks, Any, Any]) -> Any:
+    results, failed = _in_step(engine, {0: asking})
+    if failed:
+        raise failed[0]
+    return results[0]
+
+
+def _mean_record(records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """A round of several runs in one record, for those who watch: accuracies and losses are means over the runs."""
+    if len(records) == 1:
+        return records[0]
+
+    def mean(values: Sequence[Any]) -> Any:
+        if isinstance(values[0], Mapping):
+            return {key: mean([value[key] for value in values]) for key in values[0]}
+        return summaries.mean(values)
+
+    averaged = {key: mean([record[key] for record in records]) for key in ("accuracy", "loss")}
+    return {**records[0], **averaged}

@@ -57,7 +57,7 @@ def summarise(
             for target in recipe.evaluation.targets
             for whose in ("all", "participants")
         ],
-        "seconds": {what: sum(r["seconds"][what] for r in records) for what in ("train", "aggregate", "evaluate")},
+        "seconds": {what: sum(r["seconds"][what] for r in records) for what in ("train", "aggregate", "store", "evaluate")},
         "clients": client_rows(recipe, setting, snapshot, final),
     }
 

@@ -117,13 +117,13 @@ def factor(updates: Sequence[Mapping[str, Tensor]], energy: float) -> list[Tenso
         ranks = ((kept <= energy * kept[:, -1:]).sum(dim=1) + 1).tolist()
         zero = (kept[:, -1] == 0).tolist()
         rows, columns = stacked.shape[1:]
-        for k, (content, rank) in enumerate(zip(contents, ranks, strict=True)):
+        for k, rank in enumerate(ranks):
             if zero[k]:
                 continue
             if rank * (rows + columns + 1) < rows * columns:
-                content |= copy({f"{name}:u": u[k, :, :rank], f"{name}:s": s[k, :rank], f"{name}:v": v[k, :rank]})
+                contents[k] |= copy({f"{name}:u": u[k, :, :rank], f"{name}:s": s[k, :rank], f"{name}:v": v[k, :rank]})
             else:
-                content[name] = updates[k][name].clone()
+                contents[k][name] = updates[k][name].clone()
     return contents
 
 
@@ -134,8 +134,7 @@ def singular_values(matrices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     tall = matrices.shape[1] > matrices.shape[2]
     wide = (matrices.mT if tall else matrices).double()
-    squares, left = torch.linalg.eigh(wide @ wide.mT)
-    left = left.flip(-1)
+    left = torch.linalg.eigh(wide @ wide.mT).eigenvectors.flip(-1)
     right = left.mT @ wide
     s = torch.linalg.vector_norm(right, dim=-1)
     right = right / s.clamp(min=torch.finfo(s.dtype).tiny)[..., None]

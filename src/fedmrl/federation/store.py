@@ -1,0 +1,161 @@
+"""Where clients' private states are kept between rounds: on the device, in the host's memory, or on disk."""
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import ClassVar, Literal
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from fedmrl.engines import Setting
+from fedmrl.errors import UserError
+from fedmrl.files import replacing
+from fedmrl.memory import free_bytes, said
+from fedmrl.messages import Tensors, size
+
+Where = Literal["auto", "device", "host", "disk"]
+Kept = Tensors | Path
+"""A state as a store keeps it: its tensors, or the file that holds them."""
+
+_SHARE = 0.4  # of the memory that is free when a run starts, that states may take
+
+
+class Store(ABC):
+    """Takes a client's state after its turn, and gives it back on the device for the next."""
+
+    where: ClassVar[str]
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    @abstractmethod
+    def keep(self, client: int, rounds: int, state: Tensors) -> Kept:
+        """Keep the state that a client has after so many rounds."""
+
+    @abstractmethod
+    def load(self, kept: Kept) -> Tensors:
+        """The state, on the device."""
+
+    @abstractmethod
+    def restore(self, path: Path) -> Kept:
+        """The state that a checkpoint's file holds."""
+
+    @abstractmethod
+    def shapes(self, kept: Kept) -> dict[str, list[int]]:
+        """The shapes of the state's tensors."""
+
+    def forget(self, kept: Kept) -> None:  # noqa: B027, what needs no clean-up does none
+        """The client has a newer state."""
+
+
+class DeviceStore(Store):
+    """States stay where they are computed."""
+
+    where: ClassVar[str] = "device"
+
+    def keep(self, client: int, rounds: int, state: Tensors) -> Kept:
+        """See `Store`."""
+        return state
+
+    def load(self, kept: Kept) -> Tensors:
+        """See `Store`."""
+        assert isinstance(kept, dict)
+        return kept
+
+    def restore(self, path: Path) -> Kept:
+        """See `Store`."""
+        return {name: tensor.clone() for name, tensor in load_file(path, device=str(self.device)).items()}
+
+    def shapes(self, kept: Kept) -> dict[str, list[int]]:
+        """See `Store`."""
+        return {name: list(tensor.shape) for name, tensor in self.load(kept).items()}
+
+
+class HostStore(DeviceStore):
+    """States are kept in the host's memory."""
+
+    where: ClassVar[str] = "host"
+
+    def keep(self, client: int, rounds: int, state: Tensors) -> Kept:
+        """See `Store`."""
+        return {name: tensor.to("cpu") for name, tensor in state.items()}
+
+    def load(self, kept: Kept) -> Tensors:
+        """See `Store`."""
+        assert isinstance(kept, dict)
+        return {name: tensor.to(self.device, copy=True) for name, tensor in kept.items()}
+
+    def restore(self, path: Path) -> Kept:
+        """See `Store`."""
+        return {name: tensor.clone() for name, tensor in load_file(path).items()}
+
+
+class DiskStore(Store):
+    """Each state is a safetensors file, in the run's checkpoint if it has one."""
+
+    where: ClassVar[str] = "disk"
+
+    def __init__(self, device: torch.device, folder: Path | None) -> None:
+        super().__init__(device)
+        self._own = TemporaryDirectory(prefix="fedmrl-") if folder is None else None
+        self.folder = Path(self._own.name) if self._own else folder or Path()
+
+    def keep(self, client: int, rounds: int, state: Tensors) -> Kept:
+        """See `Store`."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / file_name(client, rounds)
+        with replacing(path) as part:
+            save_file(state, part)
+        return path
+
+    def load(self, kept: Kept) -> Tensors:
+        """See `Store`."""
+        assert isinstance(kept, Path)
+        return load_file(kept, device=str(self.device))
+
+    def restore(self, path: Path) -> Kept:
+        """See `Store`."""
+        with safe_open(path, "pt"):  # one that is damaged is found now
+            return path
+
+    def shapes(self, kept: Kept) -> dict[str, list[int]]:
+        """See `Store`."""
+        with safe_open(kept, "pt") as file:
+            return {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118, it is no dict
+
+    def forget(self, kept: Kept) -> None:
+        """See `Store`; in a run's folder the checkpoint knows when a file is not needed any more."""
+        if self._own and isinstance(kept, Path):
+            kept.unlink(missing_ok=True)
+
+
+def file_name(client: int, rounds: int) -> str:
+    """Of a client's state after so many rounds."""
+    return f"client-{client:05d}-round-{rounds:05d}.safetensors"
+
+
+def check_store(where: str) -> None:
+    """Refuse a place that there is not."""
+    if where not in ("auto", "device", "host", "disk"):
+        raise UserError(f"--store: there is no {where!r}; choose auto, device, host or disk")
+
+
+def choose(where: str, setting: Setting, clients: int, checkpoint: Path | None) -> tuple[Store, str]:
+    """The store for so many clients' states, where they fit if that is not said, and a line that says so."""
+    device, host = setting.device, torch.device("cpu")
+    largest = max(size(setting.fresh_net(setting.models.index(spec)).state_dict()).bytes for spec in set(setting.models))
+    needed = largest * clients
+    if where == "auto":
+        fits = {"device": needed <= _SHARE * free_bytes(device), "host": needed <= _SHARE * free_bytes(host)}
+        where = next((place for place, enough in fits.items() if enough), "disk")
+    if where == "host" and device.type == "cpu":
+        where = "device"
+    store: Store
+    if where == "disk":
+        store = DiskStore(device, checkpoint)
+    else:
+        store = HostStore(device) if where == "host" else DeviceStore(device)
+    place = {"device": "in memory" if device.type == "cpu" else "on the GPU", "host": "in the host's memory", "disk": "on disk"}
+    return store, f"clients' states are kept {place[where]}: at most {said(needed)} for {clients} clients"
