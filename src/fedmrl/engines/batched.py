@@ -39,7 +39,7 @@ class BatchedEngine(Engine):
         self._way = way
         self._nets: dict[ModelSpec, ClientNet] = {}
         self._constants: dict[ModelSpec, Tensors] = {}
-        self._slots: dict[int, Slots] = {}
+        self._slots: dict[int, tuple[Slots, int]] = {}
         self._trainers: list[tuple[Slots, Any, Trainer]] = []
         self._judges: list[tuple[Slots, tuple[str, ...], Judge]] = []
 
@@ -103,44 +103,53 @@ class BatchedEngine(Engine):
                 yield slots, members[first : first + slots.count]
 
     def _slots_for(self, family: Family, wanted: int, grow: bool) -> Slots:
-        slots = self._slots.get(id(family))
-        if slots is None or (grow and slots.count < self._fitting(family, wanted, slots)):
+        slots, asked = self._slots.get(id(family), (None, 0))
+        if slots is None or (grow and wanted > asked):
+            # What was made for fewer clients goes first, so that its memory is free.
             self._trainers = [known for known in self._trainers if known[0] is not slots]
             self._judges = [known for known in self._judges if known[0] is not slots]
             self._slots.pop(id(family), None)
-            slots = self._slots[id(family)] = Slots(family, self._fitting(family, wanted, None))
+            slots = Slots(family, self._fitting(family, wanted))
+            self._slots[id(family)] = (slots, wanted)
         return slots
 
-    def _fitting(self, family: Family, wanted: int, held: Slots | None) -> int:
+    def _fitting(self, family: Family, wanted: int) -> int:
         """How many clients are trained at once: all, or equal parts of them that fit into memory."""
         each = family.bytes_of_client + self.setting.training.batch_size * family.bytes_of_sample
-        free = _FILLED * free_bytes(self.setting.device) + (held.count * each if held else 0)
-        parts = -(-wanted // max(1, int(free // each)))
-        return -(-wanted // parts)
+        at_once = max(1, int(_FILLED * free_bytes(self.setting.device) // each))
+        return -(-wanted // -(-wanted // at_once))
 
     def _seat(self, slots: Slots, turns: Sequence[Turn]) -> None:
         """Put the clients' states into the slots."""
         slots.clear()
+        into: list[Tensor] = []
+        values: list[Tensor] = []
         for slot, turn in enumerate(turns):
-            net = self._seated(slots, slot, turn)
-            net.load_state_dict(turn.state)
-            for name, value in self._constants[self._spec(turn)].items():
-                slots.tensors[name][slot][corner(value.shape)] = value
+            views = slots.views(self._net(turn), slot)
+            for name, value in (turn.state | self._constants[self._spec(turn)]).items():
+                into.append(views[name])
+                values.append(value)
+        torch._foreach_copy_(into, values)
 
     def _receive(self, slots: Slots, turns: Sequence[Turn]) -> None:
         for slot, turn in enumerate(turns):
             if turn.received is not None:
                 self.setting.method.receive(self._seated(slots, slot, turn), turn.received)
 
-    def _seated(self, slots: Slots, slot: int, turn: Turn) -> ClientNet:
-        """The client's net, its tensors those of the slot."""
+    def _net(self, turn: Turn) -> ClientNet:
+        """A net of the client's kind."""
         spec = self._spec(turn)
         if spec not in self._nets:
             net = self._nets[spec] = self.settings[turn.run].fresh_net(turn.client)
             kept = net.state_dict()
             self._constants[spec] = copy({name: b for name, b in net.named_buffers() if name not in kept})
-        slots.seat(self._nets[spec], slot)
         return self._nets[spec]
+
+    def _seated(self, slots: Slots, slot: int, turn: Turn) -> ClientNet:
+        """The client's net, its tensors those of the slot."""
+        net = self._net(turn)
+        slots.seat(net, slot)
+        return net
 
     # ---- training ----
 
@@ -170,7 +179,8 @@ class BatchedEngine(Engine):
 
     def _outcome(self, slots: Slots, slot: int, turn: Turn, sums: Sums, round_: Round, loss: float, finite: bool) -> Outcome:
         net = self._seated(slots, slot, turn)
-        state = copy(net.state_dict())
+        views = slots.views(net, slot)
+        state = copy({name: views[name] for name in turn.state})
         if not math.isfinite(loss):
             return Outcome(turn.client, state, {}, loss, "loss")
         if not finite:

@@ -189,11 +189,11 @@ class _Trial:
 
     def _saved(self, spec: ModelSpec) -> int:
         """How many numbers the backward pass of one sample needs."""
-        saved = 0
+        saved, weights = 0, {p.untyped_storage().data_ptr() for p in self.nets[spec].parameters()}
 
         def count(tensor: Tensor) -> Tensor:
             nonlocal saved
-            saved += 0 if isinstance(tensor, nn.Parameter) else tensor.numel()
+            saved += 0 if tensor.untyped_storage().data_ptr() in weights else tensor.numel()
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):

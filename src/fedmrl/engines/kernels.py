@@ -52,8 +52,8 @@ def _outputs_kernel(
 
 @triton.jit
 def _weights_kernel(
-    x, g, of_w, of_b, B, EACH: tl.constexpr, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, O: tl.constexpr, R: tl.constexpr,
-    S: tl.constexpr, ROWS: tl.constexpr, OS: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
+    x, g, of_w, of_b, B, EACH: tl.constexpr, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, O: tl.constexpr,
+    R: tl.constexpr, S: tl.constexpr, ROWS: tl.constexpr, OS: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     P: tl.constexpr = H - R + 1
     Q: tl.constexpr = W - S + 1

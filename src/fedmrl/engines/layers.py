@@ -137,7 +137,7 @@ def stacked_conv_of_weights(x_KBHWC: Tensor, g_KBPQO: Tensor) -> tuple[Tensor, T
     (_, _, H, W, C), (_, _, P, Q, O) = x_KBHWC.shape, g_KBPQO.shape
     shape = (O, C, H - P + 1, W - Q + 1)
     each = zip(_images(x_KBHWC.to(wide)), _images(g_KBPQO.to(wide)), strict=True)
-    of_w = torch.stack([conv2d_weight(images, shape, upper) for images, upper in each])
+    of_w = torch.stack([conv2d_weight(images, shape, upper) for images, upper in each])  # type: ignore[no-untyped-call]
     return of_w.permute(0, 3, 4, 2, 1)[:, None].contiguous(), g_KBPQO.sum(dim=(1, 2, 3), dtype=wide)[:, None]
 
 

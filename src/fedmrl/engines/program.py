@@ -44,7 +44,7 @@ class Runner:
             gather_one, step_one = self._compiled(gather, fed, step, state)
 
         def one() -> None:
-            step_one(gather_one())
+            step_one(gather_one())  # type: ignore[no-untyped-call]
 
         if self.way == "eager" or self.device.type != "cuda":
 
@@ -69,7 +69,7 @@ class Runner:
         return (lambda: gather_code(fed)), (lambda batch: step_code(state, *batch))
 
     def _captured(self, one: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        beside = torch.cuda.Stream()
+        beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         beside.wait_stream(torch.cuda.current_stream())
         graph = torch.cuda.CUDAGraph()
         with numerics(self.precision, self.device):
@@ -137,18 +137,20 @@ class Schedule:
     def gather(self, fed: Tensors) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """This step's inputs, labels, mask, and number; then the counter goes on."""
         step = fed["step"]
-        index_KB = fed["index"].index_select(0, step)[0]
+        # Steps before a capture may be more than there are in the plan.
+        row = step % len(fed["index"])
+        index_KB = fed["index"].index_select(0, row)[0]
         flat = index_KB.clamp(min=0).flatten().long()
         raw, y = fed["x"][flat], fed["y"][flat]
         if "draws" in fed:
-            draws = fed["draws"].index_select(0, step)[0].flatten(0, 1)
+            draws = fed["draws"].index_select(0, row)[0].flatten(0, 1)
             x = augmented(raw, fed["mean"], fed["std"], draws, self.augment)
         else:
             x = shown(raw, fed["mean"], fed["std"])
         number = step.clone()
         step.add_(1)
         mask_KB = (index_KB >= 0).to(x.dtype)
-        return x.unflatten(0, index_KB.shape), y.view(index_KB.shape), mask_KB, number
+        return x.view(*index_KB.shape, *x.shape[1:]), y.view(index_KB.shape), mask_KB, number
 
 
 def _in_batches(rows_EN: np.ndarray, B: int, fill: int) -> np.ndarray:

@@ -3,7 +3,7 @@
 Legend of shapes: K clients, B batch, C classes.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -102,7 +102,7 @@ class Slots:
     def __init__(self, family: Family, count: int) -> None:
         self.family, self.count = family, count
         self.tensors = {name: like.new_zeros(count, *family.shapes[name]) for name, like in all_tensors(family.net).items()}
-        self._places: dict[int, list[tuple[nn.Module, str, str, torch.Size]]] = {}
+        self._places: dict[tuple[int, int], list[_Place]] = {}
 
     def clear(self) -> None:
         """Zeros everywhere: a narrow client may come where a wide one was."""
@@ -110,20 +110,37 @@ class Slots:
 
     def seat(self, net: ClientNet, slot: int) -> None:
         """From now on the net's parameters and buffers are the slot's: what is written to one is written to the other."""
-        for module, key, name, shape in self._places_of(net):
-            place = self.tensors[name][slot][corner(shape)]
-            if key in module._parameters:
-                module.get_parameter(key).data = place
+        for place in self._places_of(net, slot):
+            if place.parameter is not None:
+                place.parameter.data = place.view
             else:
-                module._buffers[key] = place
+                place.module._buffers[place.key] = place.view
 
-    def _places_of(self, net: ClientNet) -> list[tuple[nn.Module, str, str, torch.Size]]:
-        if id(net) not in self._places:
-            self._places[id(net)] = list(_places(net))
-        return self._places[id(net)]
+    def views(self, net: ClientNet, slot: int) -> Tensors:
+        """Where the net's parameters and buffers lie in the slot."""
+        return {place.name: place.view for place in self._places_of(net, slot)}
+
+    def _places_of(self, net: ClientNet, slot: int) -> list["_Place"]:
+        if (id(net), slot) not in self._places:
+            self._places[id(net), slot] = [
+                _Place.of(net, name, self.tensors[name][slot][corner(tensor.shape)])
+                for name, tensor in all_tensors(net).items()
+            ]
+        return self._places[id(net), slot]
 
 
-def _places(net: nn.Module) -> Iterator[tuple[nn.Module, str, str, torch.Size]]:
-    for name, tensor in all_tensors(net).items():
+@dataclass(frozen=True)
+class _Place:
+    """A parameter or buffer of a net, and its place in a slot."""
+
+    name: str
+    module: nn.Module
+    key: str
+    parameter: nn.Parameter | None
+    view: Tensor
+
+    @classmethod
+    def of(cls, net: nn.Module, name: str, view: Tensor) -> "_Place":
         parent, _, key = name.rpartition(".")
-        yield net.get_submodule(parent), key, name, tensor.shape
+        module = net.get_submodule(parent)
+        return cls(name, module, key, module._parameters.get(key), view)

@@ -109,11 +109,11 @@ def run_seeds(
             folders[number] = None
             continue
         goes_on = resume and (len(seeds) == 1 or (path / "config.toml").exists())
-        folder = (RunFolder.reopen if goes_on else RunFolder.create)(path, one, setting.splits)
-        if goes_on and (summary := folder.finished()):
-            done[number] = Run(one, summary, folder.records(one.rounds), path)
+        opened = (RunFolder.reopen if goes_on else RunFolder.create)(path, one, setting.splits)
+        if goes_on and (summary := opened.finished()):
+            done[number] = Run(one, summary, opened.records(one.rounds), path)
         else:
-            folders[number] = folder
+            folders[number] = opened
     if folders:
         working = engine_for(engine, *(settings[number] for number in folders))
         for line in working.notices:

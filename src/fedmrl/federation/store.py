@@ -155,7 +155,9 @@ def choose(where: str, setting: Setting, clients: int, checkpoint: Path | None) 
     store: Store
     if where == "disk":
         store = DiskStore(device, checkpoint)
+    elif where == "host":
+        store = HostStore(device)
     else:
-        store = HostStore(device) if where == "host" else DeviceStore(device)
+        store = DeviceStore(device)
     place = {"device": "in memory" if device.type == "cpu" else "on the GPU", "host": "in the host's memory", "disk": "on disk"}
     return store, f"clients' states are kept {place[where]}: at most {said(needed)} for {clients} clients"

@@ -235,9 +235,9 @@ def pick(state: Mapping[str, Tensor], prefixes: Sequence[str]) -> Tensors:
 def load(net: nn.Module, content: Mapping[str, Tensor]) -> None:
     """Copy the named tensors into the net."""
     state = net.state_dict()
-    with torch.no_grad():
-        for name, tensor in content.items():
-            state[name].copy_(tensor)
+    if content:
+        with torch.no_grad():
+            torch._foreach_copy_([state[name] for name in content], list(content.values()))
 
 
 def cross_entropy(logits_BC: Tensor, y_B: Tensor) -> Tensor:
