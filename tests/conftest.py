@@ -3,6 +3,10 @@
 import os
 from pathlib import Path
 
+os.environ.setdefault(
+    "TRITON_INTERPRET", "1"
+)  # GPU kernels are run by Triton's interpreter, which must know before it is loaded
+
 import hypothesis
 import pytest
 import torch

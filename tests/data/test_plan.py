@@ -42,7 +42,7 @@ def images(count=3):
 
 
 def augment(raw, draws, **settings):
-    return augmented(raw, torch.tensor(draws), Augmentation(**settings), lambda picked: picked.double() + 1)
+    return augmented(raw, torch.tensor(-1.0).double(), torch.tensor(1.0), torch.tensor(draws), Augmentation(**settings))
 
 
 def test_flip_mirrors_left_to_right_where_the_draw_says():
@@ -63,7 +63,9 @@ def test_the_middle_offset_of_a_crop_changes_nothing():
 def test_erasing_blanks_one_rectangle_in_as_many_images_as_the_chance_says():
     rng = np.random.default_rng(0)
     draws = rng.random((2000, 8), dtype=np.float32)
-    x = augmented(torch.ones(2000, 1, 32, 32), torch.tensor(draws), Augmentation(erase=0.3), lambda picked: picked)
+    x = augmented(
+        torch.ones(2000, 1, 32, 32), torch.tensor(0.0), torch.tensor(1.0), torch.tensor(draws), Augmentation(erase=0.3)
+    )
     blank = (x == 0)[:, 0]
     erased = blank.any(dim=(1, 2))
     assert abs(erased.double().mean() - 0.3) < 0.03

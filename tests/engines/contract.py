@@ -8,7 +8,7 @@ import torch
 from tiny import ALL_METHODS, tiny_recipe
 
 from fedmrl.engines import Engine, Turn
-from fedmrl.errors import DivergedError, UserError
+from fedmrl.errors import UserError
 from fedmrl.federation.setup import prepare
 from fedmrl.messages import Upload, copy
 from fedmrl.methods import METHODS, Round, WeightSharing
@@ -25,6 +25,8 @@ class EngineContract:
     """Subclass it, and set `engine`."""
 
     engine: ClassVar[type[Engine]]
+    exact: ClassVar[bool] = True
+    """Whether a client alone must give bit for bit what it gives among others."""
 
     def start(self, method, **settings):
         setting = prepare(tiny_recipe(method, **settings), CPU)
@@ -42,9 +44,9 @@ class EngineContract:
         for round_, earlier in ((Round(0, 3), 0), (Round(1, 3), 1)):
             together = engine.train(round_, self.turns(setting, states, server, [0, 1, 2], earlier))
             alone = self.engine(setting).train(round_, self.turns(setting, states, server, [2], earlier))[0]
-            assert_same(together[2].state, alone.state)
-            assert_same(together[2].upload, alone.upload)
-            assert together[2].loss == alone.loss
+            assert_same(together[2].state, alone.state, self.exact)
+            assert_same(together[2].upload, alone.upload, self.exact)
+            assert together[2].loss == (alone.loss if self.exact else pytest.approx(alone.loss, rel=1e-12))
 
     @pytest.mark.parametrize("method", ALL_METHODS)
     def test_training_starts_from_every_part_of_the_state_that_is_given(self, method):
@@ -117,7 +119,7 @@ class EngineContract:
         uploads = [Upload(0, 10, outcome.upload)]
         server = setting.method.aggregate(server, uploads, Round(0, 3))
         received = setting.method.answer(server, 0, None)
-        counted = engine.evaluate([Turn(0, outcome.state, received)], setting.method.modes)[0]
+        counted = engine.evaluate([Turn(0, outcome.state, received)], setting.method.modes)[0]["aggregated"]
         net = setting.fresh_net(0)
         net.load_state_dict(outcome.state)
         setting.method.receive(net, received)
@@ -144,14 +146,16 @@ class EngineContract:
         with pytest.raises(UserError, match="fedmrl as it is set has no mode 'single-small'; it has mix-large, single-large"):
             engine.evaluate([Turn(0, states[0], None)], ["mix-large", "single-small"])
 
-    def test_a_loss_that_becomes_nan_names_the_client_and_the_round(self):
+    def test_a_loss_that_becomes_nan_is_told_of_its_client_alone(self):
         engine, setting, states, server = self.start("standalone")
         states[2]["local.header.bias"][0] = math.nan
-        with pytest.raises(DivergedError, match="client 2's loss became NaN or infinite in round 2"):
-            engine.train(Round(1, 3), self.turns(setting, states, server, [0, 2]))
+        whole, broken = engine.train(Round(1, 3), self.turns(setting, states, server, [0, 2]))
+        assert (whole.broken, broken.broken) == (None, "loss")
+        assert math.isnan(broken.loss)
 
 
-def assert_same(one, two):
+def assert_same(one, two, exact=True):
     assert one.keys() == two.keys()
     for name in one:
-        assert torch.equal(one[name], two[name]), name
+        same = torch.equal(one[name], two[name]) if exact else torch.allclose(one[name], two[name], rtol=1e-12, atol=1e-14)
+        assert same, name

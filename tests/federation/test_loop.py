@@ -13,6 +13,7 @@ from fedmrl.engines import ReferenceEngine, Turn
 from fedmrl.errors import DivergedError, UserError
 from fedmrl.federation.loop import Federation
 from fedmrl.federation.setup import prepare, schedule
+from fedmrl.messages import copy
 from fedmrl.methods import METHODS
 
 
@@ -81,17 +82,15 @@ def test_the_projector_is_trained_on_in_the_next_round_from_where_it_was(tmp_pat
 
 def test_a_client_that_joins_late_starts_from_the_global_small_with_its_own_fresh_parts(monkeypatch, tmp_path):
     received = {}
-    real = ReferenceEngine._net
+    real = ReferenceEngine._train_phase
 
-    def spy(self, turn):
-        net = real(self, turn)
-        if turn.client == 1 and turn.received is not None and 1 not in received:
-            received[1] = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-        return net
+    def spy(self, net, phase, round_, turn):
+        received[turn.client] = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+        return real(self, net, phase, round_, turn)
 
     fed = federation(participation=given_rounds(tmp_path, [0], [0], [1]), evaluation__every=100)
     before = rounds(fed, 2)[-1]
-    monkeypatch.setattr(ReferenceEngine, "_net", spy)
+    monkeypatch.setattr(ReferenceEngine, "_train_phase", spy)
     fed.next_round()
     fresh = fed.setting.fresh_net(1).state_dict()
     for name, tensor in received[1].items():
@@ -175,10 +174,12 @@ def test_aggregated_is_recorded_where_the_server_is_heard_and_measures_the_serve
     measured = fed.evaluate(range(4), after.states, after.server, fed.method.modes)
     assert set(measured) == ({"own", "aggregated"} if METHODS[method].hears_server else {"own"})
     for view in measured:
-        turns = [Turn(k, fed.state(k, after.states), fed.method.answer(after.server, k, None)) for k in range(4)]
-        turns = turns if view == "aggregated" else [Turn(t.client, t.state, None) for t in turns]
-        right = fed.engine.evaluate(turns, fed.method.modes)
-        for k, counted in enumerate(right):
+        for k in range(4):
+            net = fed.setting.fresh_net(k)
+            net.load_state_dict(fed.state(k, after.states))
+            if view == "aggregated":
+                fed.method.receive(net, fed.method.answer(after.server, k, None))
+            counted = fed.engine.evaluate([Turn(k, copy(net.state_dict()), None)], fed.method.modes)[0]["own"]
             for mode, number in counted.items():
                 assert measured[view][mode][k] == number / len(fed.setting.splits[k].test)
 

@@ -14,6 +14,7 @@ from tiny import ALL_METHODS, tiny_recipe
 import fedmrl
 from fedmrl.errors import InterruptedRun, UserError
 from fedmrl.federation.checkpoint import Checkpoint, Snapshot
+from fedmrl.federation.store import DeviceStore
 
 
 def stop_after(rounds):
@@ -164,5 +165,5 @@ def test_the_checkpoint_holds_the_newest_files_only(tmp_path):
         "client-00001-round-00002.safetensors",
         "server-round-00002.safetensors",
     ]
-    loaded = Checkpoint(tmp_path).load(torch.device("cpu"))
+    loaded = Checkpoint(tmp_path).load(DeviceStore(torch.device("cpu")))
     assert loaded is not None and torch.equal(loaded.states[1]["w"], two["w"])

@@ -1,4 +1,4 @@
-"""Convolutions of many clients as Triton kernels: each client its own weights, all of them in one launch.
+"""Convolutions and pooling of many clients as Triton kernels: each client its own weights, all of them in one launch.
 
 A grouped convolution does the same, far slower for groups of few channels; patches copied out for a matrix product cost
 more memory traffic than all the rest of a step. Here patches are read where they lie.
@@ -19,6 +19,7 @@ _LEAST = 16  # the least that a matrix unit multiplies at once
 _CHUNK = 32  # numbers of a patch that are multiplied at once
 _TILE = 128  # of a patch, whose weights' gradients one program adds up
 _SLICE = 64  # outputs over which they are added up at once
+_POINTS = 1024  # pixels that one program pools
 _PROGRAMS = 1024  # enough of them to keep a large GPU busy
 
 
@@ -110,6 +111,57 @@ def _inputs_kernel(
             total = tl.dot(upper, weights, total, input_precision=PRECISION)
     place = of_x + k * B * H * W * C + m[:, None] * C + c[None, :]
     tl.store(place, total.to(of_x.dtype.element_ty), mask=there[:, None] & (c < C)[None, :])
+
+
+@triton.jit
+def _pool_kernel(x, y, where, count, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
+    P: tl.constexpr = H // 2
+    Q: tl.constexpr = W // 2
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    there = i < count
+    c, q, p, n = i % C, i // C % Q, i // (C * Q) % P, i // (C * Q * P)
+    first = x + ((n * H + 2 * p) * W + 2 * q) * C + c
+    best = tl.load(first, mask=there, other=0.0)
+    place = tl.zeros((BLOCK,), dtype=tl.int32)
+    for corner in tl.static_range(1, 4):
+        value = tl.load(first + (corner // 2 * W + corner % 2) * C, mask=there, other=0.0)
+        higher = (value > best) | (value != value)  # noqa: PLR0124, the first of equals wins, and so does NaN, as in torch
+        best = tl.where(higher, value, best)
+        place = tl.where(higher, corner, place)
+    dead = best <= 0
+    tl.store(y + i, tl.where(dead, 0.0, best), mask=there)
+    tl.store(where + i, tl.where(dead, 4, place).to(tl.uint8), mask=there)
+
+
+@triton.jit
+def _unpool_kernel(g, where, of_x, count, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
+    P: tl.constexpr = H // 2
+    Q: tl.constexpr = W // 2
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    there = i < count
+    c, v, h, n = i % C, i // C % W, i // (C * W) % H, i // (C * W * H)
+    inside = there & (h < 2 * P) & (v < 2 * Q)
+    pooled = ((n * P + h // 2) * Q + v // 2) * C + c
+    place = tl.load(where + pooled, mask=inside, other=4)
+    upper = tl.load(g + pooled, mask=inside, other=0.0)
+    tl.store(of_x + i, tl.where(place == h % 2 * 2 + v % 2, upper, 0.0), mask=there)
+
+
+def pooled(x_NHWC: Tensor) -> tuple[Tensor, Tensor]:
+    """ReLU, then the largest of each 2 × 2, and which of the four it was (4: none was above zero)."""
+    N, H, W, C = x_NHWC.shape
+    y = x_NHWC.new_empty(N, H // 2, W // 2, C)
+    where = torch.empty_like(y, dtype=torch.uint8)
+    _pool_kernel[(triton.cdiv(y.numel(), _POINTS),)](x_NHWC, y, where, y.numel(), H, W, C, _POINTS)
+    return y, where
+
+
+def unpooled(g_NPQC: Tensor, where_NPQC: Tensor, H: int, W: int) -> Tensor:
+    """The gradient of what was pooled."""
+    N, _, _, C = g_NPQC.shape
+    of_x = g_NPQC.new_empty(N, H, W, C)
+    _unpool_kernel[(triton.cdiv(of_x.numel(), _POINTS),)](g_NPQC, where_NPQC, of_x, of_x.numel(), H, W, C, _POINTS)
+    return of_x
 
 
 def outputs(x_KBHWC: Tensor, w_KRSCO: Tensor, b_KO: Tensor) -> Tensor:

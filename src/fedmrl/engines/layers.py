@@ -1,12 +1,14 @@
-"""Layers as they stack best: a convolution whose weights differ from client to client, as one operation for all clients.
+"""Layers as they stack best: convolutions whose weights differ from client to client, and pooling, for all clients at once.
 
-Legend of shapes: K clients, B images, H rows, W columns, C channels in, O channels out, R × S window, P × Q outputs.
+Legend of shapes: K clients, B images, N images of all clients, H rows, W columns, C channels in, O channels out, R × S window,
+P × Q outputs.
 
-Under `vmap`, torch makes a grouped convolution of it, which is slow for groups of few channels. Here it is an operator of
-its own: Triton kernels on a GPU, torch's convolution client by client elsewhere.
+Under `vmap`, torch makes grouped convolutions, which are slow for groups of few channels. Here they are operators of their
+own: Triton kernels on a GPU, torch's convolution client by client elsewhere.
 """
 
 import importlib.util
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,10 +20,24 @@ _ALIGNED = 4  # channels that a GPU reads at once
 
 
 def stackable_layers(net: nn.Module) -> None:
-    """Let the net's plain convolutions compute by the operators below; names and parameters stay as they are."""
+    """Let plain convolutions, and ReLU with 2 × 2 pooling behind it, compute by the operators below.
+
+    Names and parameters stay as they are.
+    """
     for module in net.modules():
         if type(module) is nn.Conv2d and _plain(module):
             module.__class__ = StackableConv2d
+        if type(module) is nn.Sequential:
+            for one, next_one in pairwise(module):
+                if type(one) is nn.ReLU and type(next_one) is nn.MaxPool2d and _halves(next_one):
+                    one.__class__ = nn.Identity  # type: ignore[assignment]
+                    next_one.__class__ = StackableReluPool
+
+
+def _halves(pool: nn.MaxPool2d) -> bool:
+    pair = (2, (2, 2))
+    plain = pool.padding in (0, (0, 0)) and pool.dilation in (1, (1, 1)) and not pool.ceil_mode and not pool.return_indices
+    return pool.kernel_size in pair and pool.stride in pair and plain
 
 
 def _plain(conv: nn.Conv2d) -> bool:
@@ -52,6 +68,62 @@ class StackableConv2d(nn.Conv2d):
             x_BHWC, weight_RSCO = F.pad(x_BHWC, (0, missing)), F.pad(weight_RSCO, (0, 0, 0, missing))
         y: Tensor = _Convolution.apply(x_BHWC, weight_RSCO, bias)  # type: ignore[no-untyped-call]
         return y.permute(0, 3, 1, 2)
+
+
+class StackableReluPool(nn.MaxPool2d):
+    """What `nn.ReLU` and then `nn.MaxPool2d(2)` compute."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The largest of each 2 × 2 pixels, or zero."""
+        y, _ = _ReluPool.apply(input.permute(0, 2, 3, 1))  # type: ignore[no-untyped-call]
+        pooled: Tensor = y.permute(0, 3, 1, 2)
+        return pooled
+
+
+class _ReluPool(torch.autograd.Function):
+    @staticmethod
+    def forward(x_NHWC: Tensor) -> tuple[Tensor, Tensor]:
+        y, where = relu_pool(x_NHWC.contiguous())
+        return y, where
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.rows, ctx.columns = inputs[0].shape[1:3]
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        of_x: Tensor = _Unpool.apply(gradients[0], ctx.saved_tensors[0], ctx.rows, ctx.columns)  # type: ignore[no-untyped-call]
+        return of_x
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None], x: Tensor) -> tuple[Any, Any]:
+        found = relu_pool(_joined(x, in_dims[0], info.batch_size))
+        return tuple(one.view(info.batch_size, -1, *one.shape[1:]) for one in found), (0, 0)
+
+
+class _Unpool(torch.autograd.Function):
+    @staticmethod
+    def forward(g_NPQC: Tensor, where_NPQC: Tensor, rows: int, columns: int) -> Tensor:
+        of_x: Tensor = relu_unpool(g_NPQC.contiguous(), where_NPQC.contiguous(), rows, columns)
+        return of_x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """A gradient's own gradient is never asked for."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], g: Tensor, where: Tensor, rows: int, columns: int) -> tuple[Any, Any]:
+        joined = (_joined(t, dim, info.batch_size) for t, dim in zip((g, where), in_dims[:2], strict=True))
+        of_x = relu_unpool(*joined, rows, columns)
+        return of_x.view(info.batch_size, -1, *of_x.shape[1:]), 0
+
+
+def _joined(x: Tensor, dim: int | None, K: int) -> Tensor:
+    """The images of all clients in one row."""
+    front = x.expand(K, *x.shape) if dim is None else x.movedim(dim, 0)
+    return front.flatten(0, 1).contiguous()
 
 
 class _Stacked(torch.autograd.Function):
@@ -168,6 +240,49 @@ def stacked_conv_of_inputs(g_KBPQO: Tensor, w_KRSCO: Tensor) -> Tensor:
 def _(g_KBPQO: Tensor, w_KRSCO: Tensor) -> Tensor:
     (K, B, P, Q, _), (_, R, S, C, _) = g_KBPQO.shape, w_KRSCO.shape
     return g_KBPQO.new_empty(K, B, P + R - 1, Q + S - 1, C)
+
+
+@torch.library.custom_op("fedmrl::relu_pool", mutates_args=())
+def relu_pool(x_NHWC: Tensor) -> tuple[Tensor, Tensor]:
+    """ReLU, then the largest of each 2 × 2, and which of the four it was (4: none was above zero)."""
+    if _on_gpu(x_NHWC):
+        from fedmrl.engines import kernels
+
+        return kernels.pooled(x_NHWC)
+    _, H, W, _ = x_NHWC.shape
+    even = x_NHWC[:, : H // 2 * 2, : W // 2 * 2]
+    fours = even.unflatten(1, (-1, 2)).unflatten(3, (-1, 2)).permute(0, 1, 3, 5, 2, 4).flatten(4)  # type: ignore[no-untyped-call]
+    best, where = fours.max(dim=-1)
+    dead = best <= 0
+    return best.masked_fill(dead, 0), where.masked_fill(dead, 4).to(torch.uint8)
+
+
+@relu_pool.register_fake
+def _(x_NHWC: Tensor) -> tuple[Tensor, Tensor]:
+    N, H, W, C = x_NHWC.shape
+    y = x_NHWC.new_empty(N, H // 2, W // 2, C)
+    return y, torch.empty_like(y, dtype=torch.uint8)
+
+
+@torch.library.custom_op("fedmrl::relu_unpool", mutates_args=())
+def relu_unpool(g_NPQC: Tensor, where_NPQC: Tensor, rows: int, columns: int) -> Tensor:
+    """The gradient of what was pooled."""
+    if _on_gpu(g_NPQC):
+        from fedmrl.engines import kernels
+
+        return kernels.unpooled(g_NPQC, where_NPQC, rows, columns)
+    N, P, Q, C = g_NPQC.shape
+    of_x = g_NPQC.new_zeros(N, rows, columns, C)
+    for corner in range(4):
+        i, j = divmod(corner, 2)
+        of_x[:, i : 2 * P : 2, j : 2 * Q : 2] = g_NPQC * (where_NPQC == corner)
+    return of_x
+
+
+@relu_unpool.register_fake
+def _(g_NPQC: Tensor, where_NPQC: Tensor, rows: int, columns: int) -> Tensor:
+    N, _, _, C = g_NPQC.shape
+    return g_NPQC.new_empty(N, rows, columns, C)
 
 
 def _images(x_KBHWC: Tensor) -> Tensor:

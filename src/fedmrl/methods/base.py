@@ -9,6 +9,7 @@ samples is `batch.mean`, and every mean over a representation divides by its mod
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -191,7 +192,9 @@ class WeightSharing(Method, ABC):
 
     def shared(self, net: ClientNet) -> Tensors:
         """The tensors of the net that are shared, alive (not copied)."""
-        return pick(net.state_dict(), self.shares)
+        return {
+            f"{part}.{name}": tensor for part in self.shares for name, tensor in net.get_submodule(part).state_dict().items()
+        }
 
     def receive(self, net: ClientNet, content: Mapping[str, Tensor]) -> None:
         """The shared part is replaced by the server's."""
@@ -234,10 +237,9 @@ def pick(state: Mapping[str, Tensor], prefixes: Sequence[str]) -> Tensors:
 
 def load(net: nn.Module, content: Mapping[str, Tensor]) -> None:
     """Copy the named tensors into the net."""
-    state = net.state_dict()
     if content:
         with torch.no_grad():
-            torch._foreach_copy_([state[name] for name in content], list(content.values()))
+            torch._foreach_copy_([attrgetter(name)(net) for name in content], list(content.values()))
 
 
 def cross_entropy(logits_BC: Tensor, y_B: Tensor) -> Tensor:

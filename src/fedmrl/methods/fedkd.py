@@ -68,7 +68,7 @@ class FedKD(WeightSharing):
 
     def encode(self, uploads: Sequence[Tensors], round_: Round) -> list[Tensors]:
         """The updates, factored."""
-        return factor(uploads, self.energy(round_))
+        return factored(uploads, self.energy(round_))
 
     def start(self, net: ClientNet) -> Tensors:
         """The first small model, and no answers yet."""
@@ -78,7 +78,7 @@ class FedKD(WeightSharing):
         """The mean update, factored like an upload. The server adds what clients will rebuild, so all copies agree."""
         small = pick(server, ["small"])
         mean = self.average([replace(upload, content=rebuild(upload.content, small)) for upload in uploads])
-        answer = factor([mean], self.energy(round_))[0]
+        answer = factor(mean, self.energy(round_))
         answers = answers_in(server) | {round_.index: answer}
         # A client that missed more than a whole small model's worth is sent that instead: older answers can go.
         since, kept = round_.index + 1, Size()
@@ -97,14 +97,19 @@ class FedKD(WeightSharing):
         return copy(missed) if size(missed).parameters < size(whole).parameters else whole
 
 
-def factor(updates: Sequence[Mapping[str, Tensor]], energy: float) -> list[Tensors]:
-    """Of each update, each matrix as U, σ, V of the smallest rank that keeps more than `energy`, if that is less to send.
+def factor(update: Mapping[str, Tensor], energy: float) -> Tensors:
+    """Each matrix as U, σ, V of the smallest rank that keeps more than `energy` of it, if that is less to send.
 
     Convolutions are matrices of one row for each output channel; biases go as they are; a zero matrix is not sent.
 
-    >>> sorted(factor([{"w": torch.ones(4, 5), "b": torch.ones(3), "none": torch.zeros(2, 2)}], 0.95)[0])
+    >>> sorted(factor({"w": torch.ones(4, 5), "b": torch.ones(3), "none": torch.zeros(2, 2)}, 0.95))
     ['b', 'w:s', 'w:u', 'w:v']
     """
+    return factored([update], energy)[0]
+
+
+def factored(updates: Sequence[Mapping[str, Tensor]], energy: float) -> list[Tensors]:
+    """Several updates of the same shapes, each factored for itself, all at once."""
     contents: list[Tensors] = [{} for _ in updates]
     for name in updates[0] if updates else ():
         if updates[0][name].ndim < 2:

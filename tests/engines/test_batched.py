@@ -1,0 +1,193 @@
+"""What is the batched engine's own: padding that stays zero, what cannot be stacked, what does not fit, several seeds."""
+
+import pytest
+import torch
+from contract import EngineContract
+from tiny import tiny_recipe
+from torch import nn
+
+import fedmrl
+from fedmrl import OwnModel
+from fedmrl.engines import BatchedEngine, ReferenceEngine, Turn
+from fedmrl.engines.families import families
+from fedmrl.federation.loop import Federation, run_seeds
+from fedmrl.federation.setup import prepare, schedule
+from fedmrl.messages import copy
+from fedmrl.methods import METHODS, Round
+
+CPU = torch.device("cpu")
+
+
+class TestBatchedEngine(EngineContract):
+    engine = BatchedEngine
+    exact = False
+
+
+def turns(setting, clients, earlier=0):
+    return [Turn(k, copy(setting.fresh_net(k).state_dict()), None, earlier) for k in clients]
+
+
+@pytest.mark.parametrize("method", ["fedmrl", "fedkd"])
+def test_the_five_cnns_padding_is_exactly_zero_after_thirty_steps(method):
+    settings = {"training__momentum": 0.9, "training__weight_decay": 0.01, "training__clip": 1.0, "training__precision": "fp32"}
+    recipe = tiny_recipe(
+        method,
+        clients=5,
+        models__local="heterogeneous",
+        partition__kind="iid",
+        training__epochs=8,
+        training__batch_size=4,
+        **({"method__d1": 100} if method == "fedmrl" else {}),
+        **settings,
+    )
+    setting = prepare(recipe, CPU)
+    engine = BatchedEngine(setting)
+    states = turns(setting, range(5))
+    outcomes = engine.train(Round(0, 3), states)
+    steps = 8 * min(-(-len(split.train) // 4) for split in setting.splits)
+    assert steps >= 30
+    slots = next(iter(engine._slots.values()))[0]
+    padded = 0
+    for k, outcome in enumerate(outcomes):
+        assert outcome.broken is None
+        for name, tensor in outcome.state.items():
+            outside = slots.tensors[name][k].clone()
+            outside[tuple(slice(0, length) for length in tensor.shape)] = 0
+            assert not outside.any(), name
+            padded += outside.numel() - tensor.numel()
+    assert padded > 1_000_000  # CNN-5's in CNN-1's place, and there is something to look at
+    assert all(
+        not torch.equal(o.state["local.extractor.fc1.weight"], t.state["local.extractor.fc1.weight"])
+        for o, t in zip(outcomes, states, strict=True)
+    )
+
+
+def stackable():
+    return nn.Sequential(nn.Flatten(), nn.Linear(256, 8), nn.Tanh(), nn.Linear(8, 4))
+
+
+def otherwise():
+    return nn.Sequential(nn.Flatten(), nn.Linear(256, 8), nn.ReLU(), nn.Linear(8, 4))
+
+
+def normalised():
+    return nn.Sequential(nn.Flatten(), nn.Linear(256, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+
+
+def dropping():
+    return nn.Sequential(nn.Flatten(), nn.Linear(256, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 4))
+
+
+MIXED = [
+    OwnModel("tanh", stackable, "3"),
+    OwnModel("relu", otherwise, "3"),
+    OwnModel("norm", normalised, "4"),
+    OwnModel("drop", dropping, "4"),
+]
+
+
+def test_models_of_other_structures_are_grouped_and_what_cannot_be_stacked_is_named_with_its_layer():
+    setting = prepare(tiny_recipe("standalone", training__batch_size=6), CPU, MIXED)
+    found, loners = families(setting)
+    assert [[spec.label for spec in family.specs] for family in found] == [["tanh"], ["relu"]]  # same names, other function
+    engine = BatchedEngine(setting)
+    assert sorted(engine.notices, reverse=True) == [
+        "norm is run one client at a time: local.extractor.2 (BatchNorm1d) normalises over the batch",
+        "drop is run one client at a time: local.extractor.3 (Dropout) draws random numbers",
+    ]
+    assert len(loners) == 2
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_a_mix_of_stacks_and_loners_gives_what_the_reference_engine_gives(method):
+    recipe = tiny_recipe(method, training__batch_size=7, participation=1.0)
+    ends = []
+    for engine in ("batched", "reference"):
+        federation = Federation(recipe, prepare(recipe, CPU, MIXED), schedule(recipe), engine, None)
+        federation.run(lambda _: None)
+        ends.append(federation.now)
+    for client, state in ends[0].states.items():
+        for name, tensor in state.items():
+            assert torch.allclose(tensor.double(), ends[1].states[client][name].double(), rtol=1e-9, atol=1e-9), name
+
+
+def test_a_frozen_parameter_and_one_that_no_loss_depends_on_stay_as_they_are():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.unused, self.last = nn.Linear(256, 8), nn.Linear(3, 3), nn.Linear(8, 4)
+            self.body.bias.requires_grad_(False)
+
+        def forward(self, x):
+            return self.last(torch.relu(self.body(x.flatten(1))))
+
+    recipe = tiny_recipe("standalone", training__weight_decay=0.1)
+    setting = prepare(recipe, CPU, [OwnModel("odd", Odd, "last")] * 4)
+    given = turns(setting, [0, 1])
+    one, two = (engine(setting).train(Round(0, 3), given) for engine in (BatchedEngine, ReferenceEngine))
+    for turn, mine, theirs in zip(given, one, two, strict=True):
+        for name, tensor in theirs.state.items():
+            assert torch.allclose(mine.state[name], tensor, rtol=1e-12, atol=1e-14), name
+        for name in ("local.extractor.body.bias", "local.extractor.unused.weight"):
+            assert torch.equal(mine.state[name], turn.state[name])
+
+
+def test_a_cohort_that_does_not_fit_is_cut_into_equal_chunks(monkeypatch):
+    setting = prepare(tiny_recipe("fedmrl", clients=5, participation=1.0), CPU)
+    whole = BatchedEngine(setting).train(Round(0, 3), turns(setting, range(5)))
+    engine = BatchedEngine(setting)
+    family = next(iter(engine._family_of.values()))
+    each = family.bytes_of_client + setting.training.batch_size * family.bytes_of_sample
+    monkeypatch.setattr("fedmrl.engines.batched.free_bytes", lambda _: int(4.5 * each))
+    cut = engine.train(Round(0, 3), turns(setting, range(5)))
+    assert next(iter(engine._slots.values()))[0].count == 3
+    for one, two in zip(whole, cut, strict=True):
+        assert all(torch.allclose(one.state[name], two.state[name], rtol=1e-12, atol=1e-14) for name in one.state)
+
+
+def test_a_later_round_with_more_clients_makes_room_for_them(tmp_path):
+    rounds = tmp_path / "rounds.json"
+    rounds.write_text("[[1], [0, 1, 2, 3], [2]]")
+    recipe = tiny_recipe("fedmrl", participation=str(rounds))
+    ends = []
+    for engine in ("batched", "reference"):
+        federation = Federation(recipe, prepare(recipe, CPU), schedule(recipe), engine, None)
+        federation.run(lambda _: None)
+        ends.append(federation.now)
+    for name, tensor in ends[0].states[2].items():
+        assert torch.allclose(tensor, ends[1].states[2][name], rtol=1e-9, atol=1e-9), name
+
+
+@pytest.mark.parametrize("engine", ["batched", "reference"])
+@pytest.mark.parametrize("method", ["fedmrl", "fedproto", "fedapen"])
+def test_seeds_run_as_one_give_the_numbers_each_gives_alone(method, engine):
+    recipe = tiny_recipe(method)
+    fused = run_seeds(recipe, [0, 3, 5], engine=engine)
+    for seed, run in zip([0, 3, 5], fused, strict=True):
+        alone = fedmrl.run(recipe.model_copy(update={"seed": seed}), engine=engine)
+        assert run.summary["seed"] == seed
+        assert run.summary["accuracy"] == alone.summary["accuracy"]
+        assert [r["loss"] for r in run.records] == pytest.approx([r["loss"] for r in alone.records], rel=1e-12)
+        assert [r["participants"] for r in run.records] == [r["participants"] for r in alone.records]
+
+
+def test_a_seed_that_diverges_leaves_the_others_alone(tmp_path):
+    recipe = tiny_recipe("standalone", rounds=4)
+    federations = [tmp_path / str(seed) for seed in (0, 1)]
+    real = BatchedEngine.train
+
+    def breaking(self, round_, turns):
+        outcomes = real(self, round_, turns)
+        broken = [
+            fedmrl.engines.Outcome(o.client, o.state, {}, float("nan"), "loss") if t.run == 1 and round_.index == 2 else o
+            for t, o in zip(turns, outcomes, strict=True)
+        ]
+        return broken
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BatchedEngine, "train", breaking)
+        one, two = run_seeds(recipe, [0, 1], outs=federations, engine="batched")
+    assert one.summary["status"] == "finished"
+    assert isinstance(two, fedmrl.DivergedError)
+    assert '"status": "diverged"' in (federations[1] / "summary.json").read_text()
+    assert one.summary["accuracy"] == fedmrl.run(recipe, engine="batched").summary["accuracy"]
