@@ -1,4 +1,4 @@
-"""The command line: `fedmrl run`, `compare`, `partition`, `models`, `methods`, `recipes`, `data`."""
+"""The command line: `fedmrl run`, `compare`, `bench`, `partition`, `models`, `methods`, `recipes`, `data`."""
 
 import json
 import shlex
@@ -23,7 +23,9 @@ from fedmrl.data.sources import CIFAR_FILES, data_dir
 from fedmrl.engines import ENGINES
 from fedmrl.errors import DivergedError, InterruptedRun, UserError
 from fedmrl.federation.folder import new_folder
+from fedmrl.federation.loop import run_seeds
 from fedmrl.federation.summary import shown_mode, shown_view
+from fedmrl.files import write_whole
 from fedmrl.methods import METHODS
 from fedmrl.models import CNNS
 from fedmrl.progress import watching
@@ -56,6 +58,7 @@ Settings = Annotated[
 ]
 Out = Annotated[Path | None, typer.Option("--out", help="the folder to write; a new one under runs/ if not given")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
+StoreName = Annotated[str, typer.Option("--store", help="where clients' states are kept: auto, device, host or disk")]
 EngineName = Annotated[str, typer.Option("--engine", help=f"auto, {', '.join(ENGINES)}")]
 AsJson = Annotated[bool, typer.Option("--json", help="print the result as JSON, for scripts")]
 
@@ -67,6 +70,10 @@ def run(
     out_dir: Out = None,
     device: Device = "auto",
     engine: EngineName = "auto",
+    store: StoreName = "auto",
+    seeds: Annotated[
+        str | None, typer.Option(help="several seeds as one run, separated by commas; each gets a folder in --out")
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="go on with the run in --out (or in RECIPE, if that is its folder)")
     ] = False,
@@ -74,16 +81,58 @@ def run(
 ) -> None:
     """Run one method in one setting."""
     named = load_named(recipe, settings or [])
+    chosen = _seeds(seeds, named.recipe.seed)
+    several = len(chosen) > 1
+    if several and resume and out_dir is None:
+        raise UserError("--resume needs to know which runs: name the folder that holds them with --out")
     folder = out_dir or _resumed(recipe, resume) or new_folder(f"{named.name}-{named.recipe.method.name}")
+    outs = [folder / f"seed-{seed}" for seed in chosen] if several else [folder]
+    if several and resume and not any((out / "config.toml").exists() for out in outs):
+        raise UserError(f"{folder} holds no such runs to resume; leave out --resume to start them there")
     try:
         with watching(err, named.recipe.method.title, named.recipe.rounds) as on_round:
-            done = fedmrl.run(named.recipe, out=folder, resume=resume, device=device, engine=engine, on_round=on_round)
+            done = run_seeds(
+                named.recipe, chosen, outs=outs, resume=resume, device=device, engine=engine, store=store, on_round=on_round,
+                on_notice=_notice,
+            )  # fmt: skip
     except InterruptedRun as stopped:
-        _end(f"{stopped}; go on with: fedmrl run {shlex.quote(str(folder))} --resume", 130)
+        again = "the same command and --resume" if several else f"fedmrl run {shlex.quote(str(folder))} --resume"
+        _end(f"{stopped}; go on with: {again}", 130)
+    if not several:
+        (one,) = done
+        if isinstance(one, DivergedError):
+            raise one
+        _print_json({"folder": str(folder), **one.summary}) if as_json else _print_run(named, one, folder)
+        return
+    finished = [one for one in done if isinstance(one, fedmrl.Run)]
     if as_json:
-        _print_json({"folder": str(folder), **done.summary})
+        _print_json({"folder": str(folder), "runs": [one.summary for one in finished]})
     else:
-        _print_run(named, done, folder)
+        _print_seeds(named.recipe, finished, folder)
+    for seed, one in zip(chosen, done, strict=True):
+        if isinstance(one, DivergedError):
+            err.print(f"fedmrl: seed {seed}: {one}", soft_wrap=True, markup=False)
+    if not finished:
+        raise typer.Exit(3)
+
+
+def _notice(line: str) -> None:
+    err.print(line, soft_wrap=True, markup=False, style="dim")
+
+
+def _print_seeds(recipe: Recipe, runs: Sequence[fedmrl.Run], folder: Path) -> None:
+    view, mode = shown_view(recipe), shown_mode(recipe)
+    table = _table(
+        f"{recipe.method.title} on {recipe.data.name}: all clients, {view}, {mode}", "seed", "last round", "best round"
+    )
+    values = [one.summary["accuracy"]["all"][view][mode] for one in runs]
+    for one, value in zip(runs, values, strict=True):
+        table.add_row(str(one.recipe.seed), f"{value['last']:.1%}", f"{value['best']:.1%} (round {value['best_round']})")
+    if len(runs) > 1:
+        columns = ([value[which] for value in values] for which in ("last", "best"))
+        table.add_row("mean", *(f"{np.mean(column):.1%} ± {np.std(column, ddof=1):.1%}" for column in columns))
+    out.print(table)
+    out.print(f"Each run is in {folder}/seed-*/", soft_wrap=True, markup=False)
 
 
 def _resumed(recipe: str, resume: bool) -> Path | None:
@@ -142,6 +191,7 @@ def compare(
     out_dir: Out = None,
     device: Device = "auto",
     engine: EngineName = "auto",
+    store: StoreName = "auto",
     resume: Annotated[bool, typer.Option("--resume", help="go on with the comparison in --out")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -156,14 +206,15 @@ def compare(
     folder = out_dir or new_folder(f"{named.name}-compare")
     width = max(len(r.method.title) for r in recipes.values())
 
-    def runs_of(name: str, seed: int) -> Any:
-        label = recipes[name].method.title.ljust(width) + (f" seed {seed}" if len(chosen) > 1 else "")
+    def runs_of(name: str) -> Any:
+        label = recipes[name].method.title.ljust(width) + (f" {len(chosen)} seeds" if len(chosen) > 1 else "")
         return watching(err, label, recipes[name].rounds)
 
     try:
         result = compare_methods(
-            recipes, chosen, folder, title=named.name, device=device, engine=engine, resume=resume, watch=runs_of
-        )
+            recipes, chosen, folder, title=named.name, device=device, engine=engine, store=store, resume=resume,
+            watch=runs_of, on_notice=_notice,
+        )  # fmt: skip
     except (InterruptedRun, KeyboardInterrupt) as stopped:
         said = str(stopped) or "stopped between two runs"
         _end(f"{said}; go on with: the same command and --out {shlex.quote(str(folder))} --resume", 130)
@@ -219,6 +270,46 @@ def _recipes(recipe: str, names: Sequence[str], settings: Sequence[str]) -> tupl
         for name in takers:
             changes[name][field] = parse_value(value)
     return named, {name: named.recipe.with_method(name, changes[name]) for name in names}
+
+
+@app.command()
+def bench(
+    recipe: RecipeName = "quickstart",
+    settings: Settings = None,
+    ways: Annotated[
+        str | None, typer.Option(help="which of reference, eager, captured, compiled, separated by commas; else all there are")
+    ] = None,
+    precisions: Annotated[str | None, typer.Option(help="in which of fp32, tf32, bf16, fp64; else all that make sense")] = None,
+    fused: Annotated[int, typer.Option(help="how many seeds the last row trains as one", min=1)] = 3,
+    repeats: Annotated[int, typer.Option(help="rounds that are timed; the median counts", min=1)] = 3,
+    noise: Annotated[bool, typer.Option("--noise", help="random images in the place of the recipe's data")] = False,
+    device: Device = "auto",
+    out_file: Annotated[Path | None, typer.Option("--out", help="a JSON file to write")] = None,
+) -> None:
+    """Measure how fast a round of a recipe runs here, engine by engine, and how far each is from the reference."""
+    from fedmrl.bench import COLUMNS as BENCH_COLUMNS
+    from fedmrl.bench import measure
+
+    named = load_named(recipe, settings or [])
+    if out_file is not None and (out_file.is_dir() or not out_file.parent.is_dir()):
+        raise UserError(f"--out: {out_file} cannot be written; name a file in a folder that there is")
+    result = measure(
+        named.recipe, named.name, device=device, ways=_listed(ways), precisions=_listed(precisions), fused=fused,
+        repeats=repeats, noise=noise, on_row=_notice,
+    )  # fmt: skip
+    table = _table(
+        f"{named.name}, {result['method']}: {result['clients']} clients at once on {result['device']}", *BENCH_COLUMNS
+    )
+    for row in result["rows"]:
+        table.add_row(*row["shown"])
+    out.print(table)
+    if out_file is not None:
+        plain = {**result, "rows": [{k: v for k, v in row.items() if k != "shown"} for row in result["rows"]]}
+        write_whole(out_file, json.dumps(plain, indent=2) + "\n")
+
+
+def _listed(names: str | None) -> list[str] | None:
+    return None if names is None else [name.strip() for name in names.split(",") if name.strip()]
 
 
 @app.command()

@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,11 @@ import torch
 from fedmrl.config import Recipe
 from fedmrl.data import sources
 from fedmrl.engines import check_engine
-from fedmrl.errors import DivergedError, UserError
+from fedmrl.errors import UserError
 from fedmrl.federation.folder import refuse_used
-from fedmrl.federation.loop import OnRound, run
+from fedmrl.federation.loop import OnNotice, OnRound, run_seeds
 from fedmrl.federation.setup import prepare
+from fedmrl.federation.store import check_store
 from fedmrl.federation.summary import curve
 from fedmrl.files import write_whole
 from fedmrl.report.figures import Curve, accuracy_figure
@@ -51,12 +52,15 @@ def compare(
     title: str,
     device: str = "auto",
     engine: str = "auto",
+    store: str = "auto",
     resume: bool = False,
-    watch: Callable[[str, int], AbstractContextManager[OnRound]] | None = None,
+    watch: Callable[[str], AbstractContextManager[OnRound]] | None = None,
+    on_notice: OnNotice | None = None,
 ) -> Comparison:
     """Run each of the recipes (the same setting, by method) with each seed; write a table and a figure beside the runs.
 
-    With `resume`, runs that finished are kept as they are, and the one that was cut short goes on.
+    All seeds of a method are run as one. With `resume`, runs that finished are kept as they are, and those that were cut
+    short go on.
     """
     folders = {(name, seed): out / (name if len(seeds) == 1 else f"{name}-seed-{seed}") for seed in seeds for name in recipes}
     if not resume:
@@ -64,30 +68,29 @@ def compare(
     elif not any((folder / "config.toml").exists() for folder in folders.values()):
         raise UserError(f"{out} holds no such comparison to resume; leave out --resume to start one in a new folder")
     check_engine(engine)
+    check_store(store)
     data = sources.load(next(iter(recipes.values())).data)
     seeded = {(name, seed): recipes[name].model_copy(update={"seed": seed}) for name, seed in folders}
     for recipe in seeded.values():  # what cannot be run is refused before any of it is run
         prepare(recipe, torch.device("cpu"), data=data)
     summaries: dict[str, list[dict[str, Any]]] = {name: [] for name in recipes}
     curves: dict[str, list[Curve]] = {name: [] for name in recipes}
-    for (name, seed), folder in folders.items():
-        goes_on = resume and (folder / "config.toml").exists()
-        with suppress(DivergedError), watch(name, seed) if watch else nullcontext() as on_round:
-            run(
-                seeded[name, seed],
-                out=folder,
-                resume=goes_on,
-                device=device,
-                engine=engine,
-                data=data,
-                on_round=on_round,
-            )
-        shutil.rmtree(folder / "checkpoint", ignore_errors=True)  # large, and a comparison has no use for it
-        summary = json.loads((folder / "summary.json").read_text())
-        summaries[name].append(summary)
-        if summary["status"] == "finished":
-            records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-            curves[name].append(list(curve(records, "all", summary["view"], summary["mode"])))
+    for name in recipes:
+        own = [folders[name, seed] for seed in seeds]
+        goes_on = resume and any((folder / "config.toml").exists() for folder in own)
+        with watch(name) if watch else nullcontext() as on_round:
+            run_seeds(
+                recipes[name], seeds, outs=own, resume=goes_on, device=device, engine=engine, store=store, data=data,
+                on_round=on_round, on_notice=on_notice,
+            )  # fmt: skip
+        on_notice = None  # the other methods' clients are the same
+        for folder in own:
+            shutil.rmtree(folder / "checkpoint", ignore_errors=True)  # large, and a comparison has no use for it
+            summary = json.loads((folder / "summary.json").read_text())
+            summaries[name].append(summary)
+            if summary["status"] == "finished":
+                records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+                curves[name].append(list(curve(records, "all", summary["view"], summary["mode"])))
     titles = {name: recipe.method.title for name, recipe in recipes.items()}
     comparison = Comparison(summaries, curves, comparison_rows(titles, summaries), out)
     _write(comparison, titles, title, next(iter(recipes.values())), seeds)

@@ -40,6 +40,8 @@ class Samples:
 
     def __init__(self, data: Dataset, device: torch.device, dtype: torch.dtype) -> None:
         self.x = torch.from_numpy(np.ascontiguousarray(data.x)).to(device)
+        if device.type == "cpu" and self.x.ndim == 4:
+            self.x = self.x.contiguous(memory_format=torch.channels_last)  # and so are the batches that are taken of it
         self.y = torch.from_numpy(data.y).to(device)
         shape = (-1,) + (1,) * (data.x.ndim - 2)
         self.mean = torch.tensor(data.mean, device=device, dtype=dtype).reshape(shape)

@@ -44,6 +44,11 @@ class BatchedEngine(Engine):
         self._judges: list[tuple[Slots, tuple[str, ...], Judge]] = []
 
     @property
+    def trainers(self) -> list[Trainer]:
+        """The programs that were made so far."""
+        return [trainer for _, _, trainer in self._trainers]
+
+    @property
     def notices(self) -> list[str]:
         """A line for each kind of model that runs one by one."""
         return [f"{loner.spec.label} is run one client at a time: {loner.reason}" for loner in self.loners]

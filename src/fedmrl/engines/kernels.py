@@ -20,7 +20,7 @@ _CHUNK = 32  # numbers of a patch that are multiplied at once
 _TILE = 128  # of a patch, whose weights' gradients one program adds up
 _SLICE = 64  # outputs over which they are added up at once
 _POINTS = 1024  # pixels that one program pools
-_PROGRAMS = 1024  # enough of them to keep a large GPU busy
+_PROGRAMS = 768  # enough of them to keep a large GPU busy
 
 
 @triton.jit

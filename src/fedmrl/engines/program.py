@@ -187,12 +187,15 @@ class Trainer:
             "total": torch.zeros(K, dtype=torch.float64, device=like.device),
             "sums": {name: torch.zeros_like(value) for name, value in sums.items()},
         }
+        self._runner = runner
         self._advance = runner.prepared(schedule.gather, schedule.fed, self._step, self.state)
+        self.steps, self.batch = 0, schedule.fed["index"].shape[2]
+        """Steps of the last run, and samples of a client in each."""
 
     def run(self, phases: Mapping[int, Phase], plans: Mapping[int, Plan]) -> tuple[Tensor, Sums]:
         """Train the clients in these slots; gives each slot's loss, added up over samples, and its sums."""
-        steps = self.schedule.load(plans)
-        state, B = self.state, self.schedule.fed["index"].shape[2]
+        self.steps = self.schedule.load(plans)
+        state, B = self.state, self.batch
         K = self.slots.count
         columns: dict[str, list[float]] = {name: [0.0] * K for name in (*phases_rates(self.phase), *_SETTINGS, "sums_from")}
         for slot, phase in phases.items():
@@ -207,8 +210,24 @@ class Trainer:
         for what in (*_SETTINGS, "sums_from"):
             _fill(state[what], columns[what])
         torch._foreach_zero_([state["total"], *state["velocity"].values(), *state["sums"].values()])
-        self._advance(steps)
+        self.net.learn(self.phase.lr)
+        self._advance(self.steps)
         return state["total"], state["sums"]
+
+    def again(self) -> None:
+        """The last run's steps once more, for their time."""
+        self.schedule.fed["step"].zero_()
+        self._advance(self.steps)
+
+    def gather_again(self) -> Callable[[], None]:
+        """A function that fetches the last run's batches once more and does nothing with them, for its time."""
+        advance = self._runner.prepared(self.schedule.gather, self.schedule.fed, lambda state, *batch: None, {})
+
+        def again() -> None:
+            self.schedule.fed["step"].zero_()
+            advance(self.steps)
+
+        return again
 
     def _step(self, state: Any, x: Tensor, y_KB: Tensor, mask_KB: Tensor, number: Tensor) -> None:
         """One step of every client that has samples in it; the others stay exactly as they are."""

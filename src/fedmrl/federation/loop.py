@@ -97,7 +97,7 @@ def run_seeds(
     if models is not None:
         table = recipe.models.model_copy(update={"own": [spec.label for spec in models]})
         recipe = recipe.model_copy(update={"models": table})
-    place = _device(device)
+    place = pick_device(device)
     seeded = [recipe.model_copy(update={"seed": seed}) for seed in seeds]
     if recipe.models.own is None or models is not None:
         data = data or sources.load(recipe.data)
@@ -130,7 +130,8 @@ def run_seeds(
     return [done[number] for number in range(len(seeds))]
 
 
-def _device(name: str) -> torch.device:
+def pick_device(name: str) -> torch.device:
+    """The device of that name, if it is here."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name not in ("cpu", "cuda"):

@@ -1,0 +1,239 @@
+"""How fast a round runs, engine by engine, where its time goes, and how far each way of running it is from the reference."""
+
+import math
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedmrl.config import Recipe
+from fedmrl.data import Dataset, sources
+from fedmrl.engines import BatchedEngine, Engine, Outcome, ReferenceEngine, Setting, Turn
+from fedmrl.engines.program import Trainer
+from fedmrl.errors import UserError
+from fedmrl.federation.loop import pick_device
+from fedmrl.federation.setup import prepare, schedule
+from fedmrl.messages import Tensors, Upload, copy
+from fedmrl.methods import Round
+
+WAYS = ("reference", "eager", "captured", "compiled")
+PRECISIONS = ("fp32", "tf32", "bf16", "fp64")
+COLUMNS = (
+    "way",
+    "precision",
+    "seeds",
+    "samples/s",
+    "round",
+    "gather",
+    "step",
+    "encode",
+    "evaluate",
+    "aggregate",
+    "start",
+    "error",
+)
+_NOISE = 60_000  # images
+
+
+@dataclass(frozen=True)
+class _Row:
+    way: str
+    precision: str
+    seeds: int = 1
+
+    @property
+    def label(self) -> str:
+        return f"{self.way} {self.precision}" + (f" ×{self.seeds}" if self.seeds > 1 else "")
+
+
+def measure(
+    recipe: Recipe,
+    name: str,
+    *,
+    device: str = "auto",
+    ways: Sequence[str] | None = None,
+    precisions: Sequence[str] | None = None,
+    fused: int = 3,
+    repeats: int = 3,
+    noise: bool = False,
+    on_row: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Time the recipe's first round in each way; the result goes straight into a JSON file.
+
+    A row's error is how far its clients' parameters end from where the reference engine brings them in 32 bits, in units of
+    how far they moved.
+    """
+    place = pick_device(device)
+    data = _noise(recipe) if noise else sources.load(recipe.data)
+    rows = list(_rows(place, recipe, ways, precisions, fused))
+    before = _reference_states(recipe, place, data) if rows else {}
+    measured = []
+    for row in rows:
+        found = _measured(row, recipe, place, data, repeats, before)
+        measured.append(found)
+        on_row(f"{row.label}: {found['shown'][1]} samples/s, ready after {_said(found['seconds_to_start'])}")
+    gpu = place.type == "cuda"
+    return {
+        "recipe": name,
+        "method": recipe.method.name,
+        "clients": len(schedule(recipe)[0]),
+        "batch_size": recipe.training.batch_size,
+        "epochs": recipe.training.epochs,
+        "noise": noise,
+        "device": torch.cuda.get_device_name(place) if gpu else f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
+        "rows": measured,
+    }
+
+
+def _rows(
+    place: torch.device, recipe: Recipe, ways: Sequence[str] | None, precisions: Sequence[str] | None, fused: int
+) -> Iterator[_Row]:
+    for given, known, option in ((ways, WAYS, "--ways"), (precisions, PRECISIONS, "--precisions")):
+        if given is not None and (not given or set(given) - set(known)):
+            raise UserError(f"{option}: choose from {', '.join(known)}, separated by commas")
+    gpu = place.type == "cuda"
+    there = ways or (WAYS if gpu else ("reference", "eager"))
+    if not gpu and set(there) & {"captured", "compiled"}:
+        raise UserError("--ways: captured and compiled are for a GPU, and this is a CPU; choose reference or eager")
+    chosen = precisions or (("fp32", "tf32", "bf16") if gpu else (recipe.training.precision,))
+    for way in there:
+        # The fastest way is shown in every precision, the others in the first.
+        for precision in chosen if way == there[-1] else chosen[:1]:
+            yield _Row(way, precision)
+    if fused > 1:
+        yield _Row(there[-1], chosen[-1], fused)
+
+
+def _noise(recipe: Recipe) -> Dataset:
+    """Random images, as many and as large as CIFAR's, with as many classes as it takes."""
+    classes = 100 if recipe.data.name == "cifar100" else 10
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (_NOISE, 3, 32, 32), dtype=np.uint8)
+    names = tuple(map(str, range(classes)))
+    return Dataset("noise", x, np.arange(_NOISE) % classes, names, _NOISE, np.full(3, 127.5), np.full(3, 73.9))
+
+
+def _settings(recipe: Recipe, place: torch.device, data: Dataset, precision: str, seeds: int) -> list[Setting]:
+    training = recipe.training.model_copy(update={"precision": precision})
+    numbers = range(recipe.seed, recipe.seed + seeds)
+    return [prepare(recipe.model_copy(update={"training": training, "seed": s}), place, data=data) for s in numbers]
+
+
+def _turns(recipe: Recipe, settings: Sequence[Setting]) -> list[Turn]:
+    """The first round's, of each run."""
+    turns = []
+    for run, setting in enumerate(settings):
+        server = setting.method.start(setting.fresh_net(None))
+        for client in schedule(recipe.model_copy(update={"seed": setting.seed}))[0]:
+            state = copy(setting.fresh_net(client).state_dict())
+            turns.append(Turn(client, state, setting.method.answer(server, client, None), run=run))
+    return turns
+
+
+def _reference_states(recipe: Recipe, place: torch.device, data: Dataset) -> dict[str, Any]:
+    precision = "fp64" if recipe.training.precision == "fp64" else "fp32"
+    settings = _settings(recipe, place, data, precision, 1)
+    turns = _turns(recipe, settings)
+    outcomes = ReferenceEngine(*settings).train(Round(0, recipe.rounds), turns)
+    return {"from": [turn.state for turn in turns], "to": [outcome.state for outcome in outcomes]}
+
+
+def _measured(
+    row: _Row, recipe: Recipe, place: torch.device, data: Dataset, repeats: int, before: Mapping[str, Any]
+) -> dict[str, Any]:
+    settings = _settings(recipe, place, data, row.precision, row.seeds)
+    turns, round_ = _turns(recipe, settings), Round(0, recipe.rounds)
+    started = time.perf_counter()
+    engine = _engine(row, settings)
+    outcomes = engine.train(round_, turns)
+    modes = settings[0].method.modes[:1]
+    engine.evaluate(turns, modes)
+    start = _since(started, place)
+    seconds = {
+        "train": _median(lambda: engine.train(round_, turns), repeats, place),
+        "encode": _median(lambda: engine.encoded(outcomes, round_), repeats, place),
+        "evaluate": _median(lambda: engine.evaluate(turns, modes), repeats, place),
+        "aggregate": _median(lambda: _aggregate(settings, turns, outcomes, round_), repeats, place),
+    }
+    trainer = engine.trainers[-1] if isinstance(engine, BatchedEngine) and engine.trainers else None
+    if trainer is not None:
+        seconds |= _split(trainer, repeats, place)
+    samples = sum(len(settings[turn.run].splits[turn.client].train) for turn in turns) * recipe.training.epochs
+    error = _error(outcomes[: len(before["to"])], before)
+    found = {
+        "way": row.way,
+        "precision": row.precision,
+        "seeds": row.seeds,
+        "clients": len(turns),
+        "samples_per_second": samples / seconds["train"],
+        "seconds": seconds,
+        "seconds_to_start": start,
+        "error": error,
+    }
+    if trainer is not None:
+        # Without what the host does once in a round, and with the slots that had run out of samples.
+        found["steps"] = trainer.steps
+        found["step_samples_per_second"] = trainer.steps * len(turns) * trainer.batch / (seconds["gather"] + seconds["step"])
+    spent = [_said(seconds.get(what)) for what in ("gather", "step", "encode", "evaluate", "aggregate")]
+    rate = f"{found['samples_per_second']:,.0f}"
+    found["shown"] = (row.label, rate, _said(seconds["train"]), *spent, f"{error:.0e}")
+    return found
+
+
+def _engine(row: _Row, settings: Sequence[Setting]) -> Engine:
+    if row.way == "reference":
+        return ReferenceEngine(*settings)
+    return BatchedEngine(*settings, way=row.way)  # type: ignore[arg-type]
+
+
+def _aggregate(settings: Sequence[Setting], turns: Sequence[Turn], outcomes: Sequence[Outcome], round_: Round) -> None:
+    for run, setting in enumerate(settings):
+        uploads = [
+            Upload(outcome.client, len(setting.splits[outcome.client].train), outcome.upload)
+            for turn, outcome in zip(turns, outcomes, strict=True)
+            if turn.run == run
+        ]
+        setting.method.aggregate(setting.method.start(setting.fresh_net(None)), uploads, round_)
+
+
+def _split(trainer: Trainer, repeats: int, place: torch.device) -> dict[str, float]:
+    """What of the steps of a round's last phase is for fetching and augmenting batches, and what for learning from them."""
+    both = _median(trainer.again, repeats, place)
+    alone = _median(trainer.gather_again(), repeats, place)
+    return {"gather": alone, "step": both - alone}
+
+
+def _error(outcomes: Sequence[Outcome], before: Mapping[str, Any]) -> float:
+    def squares(one: Sequence[Tensors], two: Sequence[Tensors]) -> float:
+        pairs = ((a[n].double(), b[n].double()) for a, b in zip(one, two, strict=True) for n in b)
+        return float(sum((a - b).square().sum() for a, b in pairs))
+
+    moved = squares(before["from"], before["to"])
+    return math.sqrt(squares([outcome.state for outcome in outcomes], before["to"]) / moved)
+
+
+def _median(work: Callable[[], object], repeats: int, place: torch.device) -> float:
+    found = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        work()
+        found.append(_since(started, place))
+    return statistics.median(found)
+
+
+def _since(started: float, place: torch.device) -> float:
+    if place.type == "cuda":
+        torch.cuda.synchronize(place)
+    return time.perf_counter() - started
+
+
+def _said(seconds: float | None) -> str:
+    if seconds is None:
+        return "–"
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms"
