@@ -23,20 +23,7 @@ from fedmrl.methods import Round
 
 WAYS = ("reference", "eager", "captured", "compiled")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp64")
-COLUMNS = (
-    "way",
-    "precision",
-    "seeds",
-    "samples/s",
-    "round",
-    "gather",
-    "step",
-    "encode",
-    "evaluate",
-    "aggregate",
-    "start",
-    "error",
-)
+COLUMNS = ("way", "samples/s", "round", "gather", "step", "encode", "evaluate", "aggregate", "error")
 _NOISE = 60_000  # images
 
 

@@ -298,7 +298,7 @@ def bench(
         repeats=repeats, noise=noise, on_row=_notice,
     )  # fmt: skip
     table = _table(
-        f"{named.name}, {result['method']}: {result['clients']} clients at once on {result['device']}", *BENCH_COLUMNS
+        f"{named.name}, {result['method']}: {result['clients']} clients a round on {result['device']}", *BENCH_COLUMNS
     )
     for row in result["rows"]:
         table.add_row(*row["shown"])
