@@ -1,8 +1,11 @@
 """The reference engine: one client after another, as plain as the paper's algorithm. The oracle for all others."""
 
 import math
-from collections.abc import Sequence
-from typing import ClassVar
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import nn
@@ -16,10 +19,15 @@ from fedmrl.randomness import torch_seeded
 from fedmrl.training import Phase, Sums
 
 EVALUATION_BATCH = 500
+Result = TypeVar("Result")
+_BUILDING = threading.Lock()  # first weights are drawn from torch's own generator, of which there is one
 
 
 class ReferenceEngine(Engine):
-    """One client after another, on one net for each kind of model that takes on the client's state for its turn."""
+    """One client after another, on one net for each kind of model that takes on the client's state for its turn.
+
+    On a CPU, as many go side by side as torch may use threads: a small model keeps one core busy, not two.
+    """
 
     name: ClassVar[str] = "reference"
 
@@ -27,7 +35,9 @@ class ReferenceEngine(Engine):
         super().__init__(*settings)
         setting = self.setting
         self.samples = Samples(setting.data, setting.device, setting.dtype)
-        self._nets: dict[ModelSpec, ClientNet] = {}
+        self._own = threading.local()  # each thread has its own nets
+        self._pool: ThreadPoolExecutor | None = None
+        self._threads = torch.get_num_threads() if setting.device.type == "cpu" and not self._draws() else 1
 
     def train(self, round_: Round, turns: Sequence[Turn]) -> list[Outcome]:
         """See `Engine.train`."""
@@ -35,23 +45,46 @@ class ReferenceEngine(Engine):
 
     def trained(self, round_: Round, turns: Sequence[Turn]) -> list[Outcome]:
         """The same, with uploads that are not encoded yet."""
-        with numerics(self.setting.training.precision, self.setting.device):
-            return [self._train_one(round_, turn) for turn in turns]
+        return self._each(turns, lambda turn: self._train_one(round_, turn))
 
     def _evaluate(self, turns: Sequence[Turn], modes: Sequence[str]) -> list[Right]:
         """See `Engine.evaluate`."""
-        with numerics(self.setting.training.precision, self.setting.device):
-            return [self._evaluate_one(turn, modes) for turn in turns]
+        return self._each(turns, lambda turn: self._evaluate_one(turn, modes))
+
+    def _each(self, turns: Sequence[Turn], work: Callable[[Turn], Result]) -> list[Result]:
+        """The work for each turn, in order or side by side: no turn knows of another."""
+
+        def in_precision(turn: Turn) -> Result:
+            with numerics(self.setting.training.precision, self.setting.device):
+                return work(turn)
+
+        beside = min(self._threads, len(turns))
+        if beside < 2:
+            return [in_precision(turn) for turn in turns]
+
+        def with_its_share(turn: Turn) -> Result:
+            torch.set_num_threads(self._threads // beside)  # of this thread's own work
+            return in_precision(turn)
+
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="fedmrl")
+        return list(self._pool.map(with_its_share, turns))
+
+    def _draws(self) -> bool:
+        """Whether some model draws random numbers as it trains. All threads would draw from one generator."""
+        clients = {spec: client for client, spec in enumerate(self.setting.models)}
+        return any(_draws(self.setting, client) for client in clients.values())
 
     def _net(self, turn: Turn) -> ClientNet:
         """The client's net, as it was."""
         setting = self.settings[turn.run]
         spec = setting.models[turn.client]
-        if spec not in self._nets:
-            self._nets[spec] = self._laid_out(setting.fresh_net(turn.client))
-        net = self._nets[spec]
-        net.load_state_dict(turn.state)
-        return net
+        nets: dict[ModelSpec, ClientNet] = self._own.__dict__.setdefault("nets", {})
+        if spec not in nets:
+            with _BUILDING:
+                nets[spec] = self._laid_out(setting.fresh_net(turn.client))
+        nets[spec].load_state_dict(turn.state)
+        return nets[spec]
 
     def _laid_out(self, net: ClientNet) -> ClientNet:
         """On a CPU, images and convolutions go channels last, which is a quarter faster there and computes the same."""
@@ -63,7 +96,8 @@ class ReferenceEngine(Engine):
         net, loss, sums = self._net(turn), math.nan, Sums()
         if turn.received is not None:
             method.receive(net, turn.received)
-        with torch_seeded(setting.seed, "dropout", round_.index, turn.client):
+        seeded = torch_seeded(setting.seed, "dropout", round_.index, turn.client) if self._threads == 1 else nullcontext()
+        with seeded:
             for phase in method.phases(training, turn.earlier):
                 loss, sums = self._train_phase(net, phase, round_, turn)
         state = copy(net.state_dict())
@@ -110,6 +144,21 @@ class ReferenceEngine(Engine):
                 score_B, label_B = self.setting.method.predict(net, x, mode).max(dim=-1)
                 right[mode] += int(((label_B == y_B) & (score_B > -torch.inf)).sum())
         return right
+
+
+def _draws(setting: Setting, client: int) -> bool:
+    """Whether a step of this client's net changes the state of torch's generator."""
+    net = setting.fresh_net(client)
+    x = torch.zeros(2, *setting.data.shape, dtype=setting.dtype)  # one would be too few for layers that normalise over it
+    y_B = torch.zeros(2, dtype=torch.long)
+    for phase in setting.method.phases(setting.training, earlier=1):
+        net.learn(phase.lr)
+        with torch_seeded(setting.seed, "draws"):
+            before = torch.get_rng_state()
+            phase.loss(net, Batch(x, y_B))
+            if not torch.equal(before, torch.get_rng_state()):
+                return True
+    return False
 
 
 def _optimiser(net: ClientNet, phase: Phase) -> torch.optim.SGD:
