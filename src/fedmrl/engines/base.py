@@ -139,6 +139,7 @@ class Engine(ABC):
         """The same, for modes that the method has."""
 
     def encoded(self, outcomes: Sequence[Outcome], round_: Round) -> list[Outcome]:
-        """The outcomes with their uploads as they travel."""
+        """The outcomes with their uploads as they travel, laid out row by row however the engine holds its tensors."""
         contents = self.setting.method.encode([outcome.upload for outcome in outcomes], round_)
-        return [replace(outcome, upload=content) for outcome, content in zip(outcomes, contents, strict=True)]
+        plain = [{name: tensor.contiguous() for name, tensor in content.items()} for content in contents]
+        return [replace(outcome, upload=content) for outcome, content in zip(outcomes, plain, strict=True)]

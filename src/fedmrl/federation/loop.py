@@ -126,7 +126,11 @@ def run_seeds(
             if run_number == 0:
                 on_notice(line)
             federations.append(Federation(seeded[number], settings[number], who, working, folder, kept, run_number))
-        done |= dict(zip(folders, together(working, federations, on_round or (lambda _: None)), strict=True))
+        try:
+            done |= dict(zip(folders, together(working, federations, on_round or (lambda _: None)), strict=True))
+        finally:
+            for federation in federations:
+                federation.store.close()
     return [done[number] for number in range(len(seeds))]
 
 

@@ -49,6 +49,9 @@ class Store(ABC):
     def forget(self, kept: Kept) -> None:  # noqa: B027, what needs no clean-up does none
         """The client has a newer state."""
 
+    def close(self) -> None:  # noqa: B027
+        """The run is over."""
+
 
 class DeviceStore(Store):
     """States stay where they are computed."""
@@ -129,6 +132,11 @@ class DiskStore(Store):
         """See `Store`; in a run's folder the checkpoint knows when a file is not needed any more."""
         if self._own and isinstance(kept, Path):
             kept.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """See `Store`; files outside a run's folder are deleted."""
+        if self._own:
+            self._own.cleanup()
 
 
 def file_name(client: int, rounds: int) -> str:

@@ -1,0 +1,105 @@
+"""Where states are kept makes no difference to a run, and a store on disk leaves nothing behind that does not count."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import tiny_recipe
+
+import fedmrl
+from fedmrl.errors import InterruptedRun, UserError
+from fedmrl.federation import store as stores
+from fedmrl.federation.setup import prepare
+from fedmrl.federation.store import DeviceStore, DiskStore, HostStore, choose
+
+CPU = torch.device("cpu")
+STATE = {"w": torch.arange(6.0).reshape(2, 3), "known": torch.tensor([True, False]), "n": torch.tensor(3)}
+
+
+@pytest.mark.parametrize("make", [DeviceStore, HostStore, lambda device: DiskStore(device, None)])
+def test_a_state_comes_back_as_it_was_kept(make):
+    store = make(CPU)
+    kept = store.keep(7, 2, STATE)
+    back = store.load(kept)
+    assert back.keys() == STATE.keys()
+    assert all(torch.equal(back[name], STATE[name]) and back[name].dtype == STATE[name].dtype for name in STATE)
+    assert store.shapes(kept) == {"w": [2, 3], "known": [2], "n": []}
+    store.close()
+
+
+@pytest.mark.parametrize("method", ["fedmrl", "fedproto", "fedkd"])
+@pytest.mark.parametrize("engine", ["reference", "batched"])
+def test_a_run_with_states_on_disk_gives_what_it_gives_with_states_in_memory(tmp_path, method, engine):
+    recipe = tiny_recipe(method, rounds=4)
+    one = fedmrl.run(recipe, engine=engine)
+    two = fedmrl.run(recipe, engine=engine, store="disk")
+    three = fedmrl.run(recipe, engine=engine, store="disk", out=tmp_path / "run")
+    for run in (two, three):
+        assert run.summary["accuracy"] == one.summary["accuracy"]
+        assert [record["loss"] for record in run.records] == [record["loss"] for record in one.records]
+    assert (one.summary["store"], two.summary["store"]) == ("device", "disk")
+
+
+def test_the_checkpoint_of_a_run_on_disk_holds_each_client_once(tmp_path):
+    fedmrl.run(tiny_recipe("fedmrl", rounds=4), store="disk", out=tmp_path / "run")
+    folder = tmp_path / "run" / "checkpoint"
+    named = json.loads((folder / "state.json").read_text())
+    assert sorted(path.name for path in folder.glob("*.safetensors")) == sorted([*named["clients"].values(), named["server"]])
+
+
+@pytest.mark.parametrize("first", ["disk", "device"])
+def test_a_run_may_go_on_with_another_store(tmp_path, first):
+    recipe = tiny_recipe("fedmrl", rounds=4)
+
+    def stop(record):
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(InterruptedRun):
+        fedmrl.run(recipe, store=first, out=tmp_path / "run", on_round=stop)
+    gone_on = fedmrl.run(recipe, store={"disk": "device", "device": "disk"}[first], out=tmp_path / "run", resume=True)
+    assert gone_on.summary["accuracy"] == fedmrl.run(recipe).summary["accuracy"]
+
+
+def test_without_a_folder_superseded_files_are_deleted(monkeypatch):
+    folders = []
+    real = DiskStore.__init__
+
+    def spy(self, device, folder):
+        real(self, device, folder)
+        folders.append(self.folder)
+
+    monkeypatch.setattr(DiskStore, "__init__", spy)
+    seen = []
+    fedmrl.run(
+        tiny_recipe("fedmrl", rounds=4, participation=1.0),
+        store="disk",
+        on_round=lambda _: seen.append(len(list(folders[0].glob("*.safetensors")))),
+    )
+    assert seen == [4] * 4
+    assert not Path(folders[0]).exists()
+
+
+def test_states_go_where_they_fit_and_it_is_said(monkeypatch):
+    setting = prepare(tiny_recipe("fedmrl"), CPU)
+    store, line = choose("auto", setting, 4, None)
+    assert store.where == "device"
+    assert line.startswith("clients' states are kept in memory: at most ")
+    monkeypatch.setattr(stores, "free_bytes", lambda _: 1000)
+    store, line = choose("auto", setting, 4, None)
+    assert store.where == "disk"
+    assert line.startswith("clients' states are kept on disk: at most ")
+    store.close()
+
+
+def test_a_store_that_there_is_not_is_refused():
+    with pytest.raises(UserError, match="--store: there is no 'cloud'; choose auto, device, host or disk"):
+        fedmrl.run(tiny_recipe("fedmrl"), store="cloud")
+
+
+def test_a_few_states_at_a_time_are_fetched_for_an_evaluation(monkeypatch):
+    recipe = tiny_recipe("fedmrl")
+    whole = fedmrl.run(recipe)
+    monkeypatch.setattr("fedmrl.federation.loop._LOADED", 1)
+    assert fedmrl.run(recipe, store="disk").summary["accuracy"] == whole.summary["accuracy"]

@@ -1,0 +1,46 @@
+"""Speed is measured with the error beside it, and what cannot be measured here is said."""
+
+import pytest
+from tiny import tiny_recipe
+
+from fedmrl.bench import COLUMNS, measure
+from fedmrl.errors import UserError
+
+
+@pytest.mark.parametrize("method", ["fedmrl", "fedapen", "fedkd"])
+def test_every_way_is_measured_and_compared_with_the_reference(method):
+    heard = []
+    result = measure(tiny_recipe(method), "tiny", repeats=1, fused=2, on_row=heard.append)
+    assert [(row["way"], row["precision"], row["seeds"]) for row in result["rows"]] == [
+        ("reference", "fp64", 1),
+        ("eager", "fp64", 1),
+        ("eager", "fp64", 2),
+    ]
+    assert result["clients"] == 2
+    assert result["rows"][0]["error"] == 0
+    for row in result["rows"]:
+        assert row["error"] < 1e-9
+        assert row["samples_per_second"] > 0
+        assert len(row["shown"]) == len(COLUMNS)
+    assert {"train", "encode", "evaluate", "aggregate", "gather", "step"} <= result["rows"][1]["seconds"].keys()
+    assert len(heard) == 3
+
+
+def test_noise_stands_in_for_data_that_is_not_there():
+    recipe = tiny_recipe("standalone", clients=600, participation=0.005, data__name="cifar10", data__file=None)
+    result = measure(recipe, "tiny", repeats=1, fused=1, ways=["eager"], precisions=["bf16"], noise=True)
+    assert result["noise"] is True
+    assert 0 < result["rows"][0]["error"] < 0.1  # coarser than 32 bits, and close
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"ways": ["compiled"]}, "--ways: captured and compiled are for a GPU, and this is a CPU; choose reference or eager"),
+        ({"ways": ["fast"]}, "--ways: choose from reference, eager, captured, compiled, separated by commas"),
+        ({"precisions": ["fp8"]}, "--precisions: choose from fp32, tf32, bf16, fp64, separated by commas"),
+    ],
+)
+def test_what_there_is_not_is_refused(asked, sentence):
+    with pytest.raises(UserError, match=sentence):
+        measure(tiny_recipe(), "tiny", device="cpu", **asked)
