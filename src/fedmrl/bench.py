@@ -138,13 +138,14 @@ def _measured(
     turns, round_ = _turns(recipe, settings), Round(0, recipe.rounds)
     started = time.perf_counter()
     engine = _engine(row, settings)
-    outcomes = engine.train(round_, turns)
+    raw = engine.trained(round_, turns)
+    outcomes = engine.encoded(raw, round_)
     modes = settings[0].method.modes[:1]
     engine.evaluate(turns, modes)
     start = _since(started, place)
     seconds = {
         "train": _median(lambda: engine.train(round_, turns), repeats, place),
-        "encode": _median(lambda: engine.encoded(outcomes, round_), repeats, place),
+        "encode": _median(lambda: engine.encoded(raw, round_), repeats, place),
         "evaluate": _median(lambda: engine.evaluate(turns, modes), repeats, place),
         "aggregate": _median(lambda: _aggregate(settings, turns, outcomes, round_), repeats, place),
     }

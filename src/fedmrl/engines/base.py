@@ -123,9 +123,13 @@ class Engine(ABC):
         """What is worth knowing about how this engine runs these clients, a line each."""
         return []
 
-    @abstractmethod
     def train(self, round_: Round, turns: Sequence[Turn]) -> list[Outcome]:
         """Each client takes in what it received, trains as its method says, and makes its upload."""
+        return self.encoded(self.trained(round_, turns), round_)
+
+    @abstractmethod
+    def trained(self, round_: Round, turns: Sequence[Turn]) -> list[Outcome]:
+        """The same, with uploads that are not encoded yet."""
 
     def evaluate(self, turns: Sequence[Turn], modes: Sequence[str]) -> list[Right]:
         """How many of its test samples each client gets right: as it is, and after taking in what it received, if it did."""

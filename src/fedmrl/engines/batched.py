@@ -53,8 +53,8 @@ class BatchedEngine(Engine):
         """A line for each kind of model that runs one by one."""
         return [f"{loner.spec.label} is run one client at a time: {loner.reason}" for loner in self.loners]
 
-    def train(self, round_: Round, turns: Sequence[Turn]) -> list[Outcome]:
-        """See `Engine.train`."""
+    def trained(self, round_: Round, turns: Sequence[Turn]) -> list[Outcome]:
+        """See `Engine.trained`."""
         if self._way is None:
             self._way = self._worth(round_, turns)
         outcomes: dict[tuple[int, int], Outcome] = {}
@@ -64,7 +64,7 @@ class BatchedEngine(Engine):
         if self._alone and (alone := self._loners_of(turns)):
             for turn, outcome in zip(alone, self._alone.trained(round_, alone), strict=True):
                 outcomes[turn.run, turn.client] = outcome
-        return self.encoded([outcomes[turn.run, turn.client] for turn in turns], round_)
+        return [outcomes[turn.run, turn.client] for turn in turns]
 
     def _evaluate(self, turns: Sequence[Turn], modes: Sequence[str]) -> list[Right]:
         """See `Engine.evaluate`."""

@@ -18,7 +18,7 @@ from fedmrl.models import ModelSpec
 from fedmrl.randomness import torch_seeded
 from fedmrl.training import Phase, Sums
 
-EVALUATION_BATCH = 500
+EVALUATION_BATCH = 128  # samples: with more, what a layer puts out does not fit into a CPU's cache
 Result = TypeVar("Result")
 _BUILDING = threading.Lock()  # first weights are drawn from torch's own generator, of which there is one
 
@@ -39,12 +39,8 @@ class ReferenceEngine(Engine):
         self._pool: ThreadPoolExecutor | None = None
         self._threads = torch.get_num_threads() if setting.device.type == "cpu" and not self._draws() else 1
 
-    def train(self, round_: Round, turns: Sequence[Turn]) -> list[Outcome]:
-        """See `Engine.train`."""
-        return self.encoded(self.trained(round_, turns), round_)
-
     def trained(self, round_: Round, turns: Sequence[Turn]) -> list[Outcome]:
-        """The same, with uploads that are not encoded yet."""
+        """See `Engine.trained`."""
         return self._each(turns, lambda turn: self._train_one(round_, turn))
 
     def _evaluate(self, turns: Sequence[Turn], modes: Sequence[str]) -> list[Right]:

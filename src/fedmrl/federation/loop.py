@@ -102,36 +102,36 @@ def run_seeds(
     if recipe.models.own is None or models is not None:
         data = data or sources.load(recipe.data)
     settings = [prepare(one, place, models, data) for one in seeded]
+    folders = [
+        None if path is None else _opened(path, one, setting, resume and (len(seeds) == 1 or (path / "config.toml").exists()))
+        for one, setting, path in zip(seeded, settings, paths, strict=True)
+    ]
     done: dict[int, Run | DivergedError] = {}
-    folders: dict[int, RunFolder | None] = {}
-    for number, (one, setting, path) in enumerate(zip(seeded, settings, paths, strict=True)):
-        if path is None:
-            folders[number] = None
-            continue
-        goes_on = resume and (len(seeds) == 1 or (path / "config.toml").exists())
-        opened = (RunFolder.reopen if goes_on else RunFolder.create)(path, one, setting.splits)
-        if goes_on and (summary := opened.finished()):
-            done[number] = Run(one, summary, opened.records(one.rounds), path)
-        else:
-            folders[number] = opened
-    if folders:
-        working = engine_for(engine, *(settings[number] for number in folders))
+    for number, (one, folder) in enumerate(zip(seeded, folders, strict=True)):
+        if resume and folder is not None and (summary := folder.finished()):
+            done[number] = Run(one, summary, folder.records(one.rounds), folder.path)
+    if left := [number for number in range(len(seeds)) if number not in done]:
+        working = engine_for(engine, *(settings[number] for number in left))
         for line in working.notices:
             on_notice(line)
-        federations = []
-        for run_number, (number, folder) in enumerate(folders.items()):
-            who = schedule(seeded[number])
-            joining = len({client for clients in who for client in clients})
+        schedules = [schedule(seeded[number]) for number in left]
+        joining = sum(len({client for clients in who for client in clients}) for who in schedules)
+        federations: list[Federation] = []
+        for number, who in zip(left, schedules, strict=True):
+            folder = folders[number]
             kept, line = choose(store, settings[number], joining, folder.checkpoint.folder if folder else None)
-            if run_number == 0:
-                on_notice(line)
-            federations.append(Federation(seeded[number], settings[number], who, working, folder, kept, run_number))
+            federations.append(Federation(seeded[number], settings[number], who, working, folder, kept, len(federations)))
+        on_notice(line)
         try:
-            done |= dict(zip(folders, together(working, federations, on_round or (lambda _: None)), strict=True))
+            done |= dict(zip(left, together(working, federations, on_round or (lambda _: None)), strict=True))
         finally:
             for federation in federations:
                 federation.store.close()
     return [done[number] for number in range(len(seeds))]
+
+
+def _opened(path: Path, recipe: Recipe, setting: Setting, goes_on: bool) -> RunFolder:
+    return (RunFolder.reopen if goes_on else RunFolder.create)(path, recipe, setting.splits)
 
 
 def pick_device(name: str) -> torch.device:
