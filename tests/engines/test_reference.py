@@ -42,3 +42,47 @@ def test_torchs_global_state_is_left_alone():
     engine = ReferenceEngine(setting)
     engine.train(Round(0, 1), [Turn(0, state, None)])
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_what_the_server_sent_is_seen_in_the_second_view_and_not_in_the_first():
+    # An extractor's outputs are remembered from view to view: one that the server's answer changed must look again.
+    recipe = tiny_recipe("fedmrl")
+    setting = prepare(recipe, torch.device("cpu"))
+    state = copy(setting.fresh_net(0).state_dict())
+    received = {name: torch.zeros_like(tensor) for name, tensor in state.items() if name.startswith("small.")}
+    modes = list(setting.method.modes)
+    both = ReferenceEngine(setting).evaluate([Turn(0, state, received)], modes)[0]
+    own = ReferenceEngine(setting).evaluate([Turn(0, state, None)], modes)[0]["own"]
+    changed = ReferenceEngine(setting).evaluate([Turn(0, {**state, **received}, None)], modes)[0]["own"]
+    assert both == {"own": own, "aggregated": changed}
+    assert own != changed
+
+
+def test_clients_side_by_side_give_bit_for_bit_what_they_give_one_after_another():
+    recipe = tiny_recipe("fedmrl", training__precision="fp32")
+    setting = prepare(recipe, torch.device("cpu"))
+    turns = [Turn(k, copy(setting.fresh_net(k).state_dict()), None) for k in range(4)]
+    outcomes = []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            engine = ReferenceEngine(setting)
+            assert engine._threads == threads
+            outcomes.append((engine.train(Round(0, 2), turns), engine.evaluate(turns, setting.method.modes)))
+    finally:
+        torch.set_num_threads(1)
+    (one, right_one), (two, right_two) = outcomes
+    assert right_one == right_two
+    for a, b in zip(one, two, strict=True):
+        assert a.loss == b.loss
+        assert all(torch.equal(a.state[name], b.state[name]) for name in a.state)
+
+
+def test_models_that_draw_random_numbers_are_trained_one_after_another():
+    torch.set_num_threads(2)
+    try:
+        recipe = tiny_recipe("standalone", training__batch_size=6)
+        engine = ReferenceEngine(prepare(recipe, torch.device("cpu"), [OwnModel("own", dropout_model, "5")] * 4))
+    finally:
+        torch.set_num_threads(1)
+    assert engine._threads == 1

@@ -2,19 +2,20 @@
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from typing import ClassVar, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedmrl.data.plan import Samples, plan
 from fedmrl.engines.base import Engine, Outcome, Right, Setting, Turn, numerics
 from fedmrl.messages import copy
 from fedmrl.methods import Batch, ClientNet, Round
-from fedmrl.models import ModelSpec
+from fedmrl.models import ModelSpec, Split
 from fedmrl.randomness import torch_seeded
 from fedmrl.training import Phase, Sums
 
@@ -125,21 +126,64 @@ class ReferenceEngine(Engine):
     @torch.no_grad()
     def _evaluate_one(self, turn: Turn, modes: Sequence[str]) -> Right:
         net = self._net(turn).eval()
-        right = {"own": self._right(net, turn, modes)}
-        if turn.received is not None:
-            self.setting.method.receive(net, turn.received)
-            right["aggregated"] = self._right(net, turn, modes)
+        with _Memory(net) as memory:
+            right = {"own": self._right(net, turn, modes, memory)}
+            if turn.received is not None:
+                self.setting.method.receive(net, turn.received)
+                memory.keep_unchanged(turn.state)
+                right["aggregated"] = self._right(net, turn, modes, memory)
         return right
 
-    def _right(self, net: ClientNet, turn: Turn, modes: Sequence[str]) -> dict[str, int]:
+    def _right(self, net: ClientNet, turn: Turn, modes: Sequence[str], memory: "_Memory") -> dict[str, int]:
         test = self.settings[turn.run].splits[turn.client].test
         right = dict.fromkeys(modes, 0)
         for start in range(0, len(test), EVALUATION_BATCH):
             x, y_B = self.samples.take(test[start : start + EVALUATION_BATCH])
+            memory.look_at(start, x)
             for mode in modes:
                 score_B, label_B = self.setting.method.predict(net, x, mode).max(dim=-1)
                 right[mode] += int(((label_B == y_B) & (score_B > -torch.inf)).sum())
         return right
+
+
+class _Memory:
+    """While it is open, an extractor that sees the same samples again, with the same weights, says what it said before.
+
+    So the ways to predict, and the views before and after an answer, share what they have in common.
+    """
+
+    def __init__(self, net: ClientNet) -> None:
+        self.net = net
+        self.extractors = {name: part.extractor for name, part in net.named_children() if isinstance(part, Split)}
+        self.said: dict[tuple[str, int], Tensor] = {}
+        self.batch, self.x = 0, torch.empty(0)
+
+    def __enter__(self) -> "_Memory":
+        for name, extractor in self.extractors.items():
+            extractor.forward = partial(self._ask, name, extractor.forward)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for extractor in self.extractors.values():
+            del extractor.forward  # the instance's; the class's own is back
+
+    def look_at(self, batch: int, x: Tensor) -> None:
+        """From now on the samples are these."""
+        self.batch, self.x = batch, x
+
+    def keep_unchanged(self, before: Mapping[str, Tensor]) -> None:
+        """Forget what extractors said whose tensors are not as before."""
+        for name, extractor in self.extractors.items():
+            now = extractor.state_dict(prefix=f"{name}.extractor.")
+            if not all(torch.equal(tensor, before[key]) for key, tensor in now.items()):
+                self.said = {key: value for key, value in self.said.items() if key[0] != name}
+
+    def _ask(self, name: str, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        if x is not self.x:
+            return forward(x)
+        if (name, self.batch) not in self.said:
+            self.said[name, self.batch] = forward(x)
+        return self.said[name, self.batch]
 
 
 def _draws(setting: Setting, client: int) -> bool:
