@@ -60,9 +60,10 @@ def _used_by(mark: bytes, known: dict[int, bool]) -> dict[int, int]:
             continue
         pid = int(folder.name)
         try:
-            if pid not in known:
-                known[pid] = mark in (folder / "environ").read_bytes().split(b"\0")
-            if known[pid]:
+            # A program that is just being loaded shows no variables yet: it is looked at again.
+            if pid not in known and (variables := (folder / "environ").read_bytes()):
+                known[pid] = mark in variables.split(b"\0")
+            if known.get(pid):
                 user, system = (folder / "stat").read_text().rpartition(")")[2].split()[11:13]
                 used[pid] = int(user) + int(system)
         except OSError:  # it has ended, or is someone else's
