@@ -161,7 +161,39 @@ def test_an_interrupted_comparison_goes_on(fedmrl, monkeypatch):
     assert code == 0 and "Standalone" in out
 
 
+def test_several_seeds_are_one_run_with_a_folder_for_each(fedmrl):
+    code, out, err = fedmrl("run", "quickstart", *TINY, "--seeds", "0,1", "--engine", "batched", "--out", "both")
+    assert code == 0 and "mean" in out and "±" in out and "both/seed-*/" in out
+    assert "clients' states are kept in memory" in err
+    fedmrl("run", "quickstart", *TINY, "--set", "seed=1", "--engine", "batched", "--out", "one")
+    alone, among = (json.loads(Path(f, "summary.json").read_text()) for f in ("one", "both/seed-1"))
+    assert alone["accuracy"] == among["accuracy"]
+    code, out, _ = fedmrl("run", "quickstart", *TINY, "--seeds", "0,1", "--out", "both", "--resume", "--json")
+    assert code == 0 and [run["seed"] for run in json.loads(out)["runs"]] == [0, 1]
+
+
+def test_several_seeds_that_all_diverge_exit_3_and_name_each(fedmrl):
+    code, _, err = fedmrl("run", "quickstart", *TINY, "--set", "training.lr=1e30", "--seeds", "0,1", "--out", "both")
+    assert code == 3 and "seed 0: client" in err and "seed 1: client" in err
+
+
+def test_bench_prints_a_row_for_each_way_and_writes_them(fedmrl):
+    code, out, err = fedmrl("bench", "quickstart", *TINY, "--repeats", "1", "--fused", "2", "--out", "bench.json")
+    assert code == 0 and "reference fp32" in out and "eager fp32 ×2" in out and "samples/s" in err
+    written = json.loads(Path("bench.json").read_text())
+    assert [row["way"] for row in written["rows"]] == ["reference", "eager", "eager"]
+    assert written["device"] and "shown" not in written["rows"][0]
+
+
 MISTAKES = [
+    (["run", "quickstart", "--store", "cloud"], "--store: there is no 'cloud'; choose auto, device, host or disk"),
+    (["run", "quickstart", "--engine", "fast"], "--engine: there is no 'fast'; choose auto, reference, batched"),
+    (["run", "quickstart", "--seeds", "0,0"], "seeds must be different"),
+    (["run", "quickstart", "--seeds", "0,1", "--resume"], "name the folder that holds them with --out"),
+    (["run", "quickstart", "--seeds", "0,1", "--resume", "--out", "none"], "none holds no such runs to resume"),
+    (["bench", "quickstart", "--ways", "compiled", "--device", "cpu"], "captured and compiled are for a GPU"),
+    (["bench", "quickstart", "--precisions", "fp8"], "--precisions: choose from fp32, tf32, bf16, fp64"),
+    (["bench", "quickstart", "--out", "nowhere/bench.json"], "nowhere/bench.json cannot be written"),
     (["run", "broken.toml"], "broken.toml is not TOML"),
     (["run", "nothing.toml"], "nothing.toml cannot be read"),
     (["run", "quikstart"], "did you mean 'quickstart'?"),

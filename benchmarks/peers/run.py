@@ -5,8 +5,7 @@
 CIFAR-10, 100 clients of 500 images (IID), 10 a round, batch 64, one epoch, SGD with rate 0.01, nothing evaluated in a round.
 Each peer has a virtual environment of its own, made here with the same torch and numpy, and runs in the ways that could
 suit it: pfl in one process with all threads and in a process for each core, Flower with one core and with all cores for a
-client; its best is what counts. All take turns, cycle after cycle, and a run that others disturbed is repeated (see quiet.py);
-a round's time is the median over all timed rounds.
+client; its best is what counts. All take turns, cycle after cycle; a round's time is the median over all timed rounds.
 Starting up (imports, data, Ray) is reported apart. All must end with fedmrl's weights up to rounding, or the run fails.
 A client's first round costs fedmrl more than its later ones: it builds the net that the client will keep, while the peers'
 clients keep nothing. With few rounds of warm-up most clients are new; --warm-up 20 shows what a long run is like.
@@ -28,12 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import quiet
-
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-QUIET = 0.1
-"""The share of the machine's time that others may use during a run."""
 TOLERANCE = 0.01
 """By how much a weight may differ from fedmrl's, as a share of how far training moved it at most."""
 
@@ -98,19 +93,16 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def measure(variant: Variant, envs: Path, common: list[str], tries: int, patience: float) -> dict[str, Any]:
-    """One run of a variant in a process of its own: the line of JSON that it prints. Of several tries, the quietest."""
-    results: list[dict[str, Any]] = []
-    while len(results) < tries and not any(result["others_used"] <= QUIET for result in results):
-        quiet.wait(QUIET, patience)
-        done, share = quiet.run([*variant.command(envs, common), f"--started={time.time()}"])
-        lines = [line for line in done.stdout.splitlines() if line.startswith('{"start_up_seconds"')]
-        if done.returncode != 0 or not lines:
-            sys.exit(f"{variant.peer} ({variant.way}) failed with exit code {done.returncode}:\n{done.stdout}\n{done.stderr}")
-        results.append(json.loads(lines[-1]) | {"others_used": share})
-        seconds = statistics.median(results[-1]["round_seconds"])
-        say(f"{variant.peer} ({variant.way}): {seconds:.2f} s a round; others used {share:.0%} of the machine")
-    return min(results, key=lambda result: result["others_used"])
+def measure(variant: Variant, envs: Path, common: list[str]) -> dict[str, Any]:
+    """One run of a variant in a process of its own: the line of JSON that it prints."""
+    command = [*variant.command(envs, common), f"--started={time.time()}"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    lines = [line for line in done.stdout.splitlines() if line.startswith('{"start_up_seconds"')]
+    if done.returncode != 0 or not lines:
+        sys.exit(f"{variant.peer} ({variant.way}) failed with exit code {done.returncode}:\n{done.stdout}\n{done.stderr}")
+    result: dict[str, Any] = json.loads(lines[-1])
+    say(f"{variant.peer} ({variant.way}): {statistics.median(result['round_seconds']):.2f} s a round")
+    return result
 
 
 def summed_up(variant: Variant, runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -133,7 +125,6 @@ def summed_up(variant: Variant, runs: list[dict[str, Any]]) -> dict[str, Any]:
         **({"new_clients_of_each_round": last["new_clients"]} if "new_clients" in last else {}),
         "versions": last["versions"],
         "round_seconds_of_each_cycle": [run["round_seconds"] for run in runs],
-        "others_used_in_each_cycle": [run["others_used"] for run in runs],
     }
 
 
@@ -161,8 +152,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each run that are timed")
     parser.add_argument("--cores", type=int, default=2, choices=(1, 2, 5, 10), help="cores to use; they divide 10 clients")
     parser.add_argument("--engine", default="reference", help="which of fedmrl's engines takes part")
-    parser.add_argument("--tries", type=int, default=5, help="runs that others disturbed are repeated, so often at most")
-    parser.add_argument("--patience", type=float, default=300, help="seconds to wait before a run until others are quiet")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     envs, chosen = arguments.envs.resolve(), variants(arguments.cores, arguments.engine)
@@ -176,7 +165,7 @@ def main() -> None:
         common += [f"--reference={Path(folder) / 'weights.npz'}"]
         for _ in range(arguments.cycles):
             for variant, results in zip(chosen, runs, strict=True):
-                results.append(measure(variant, envs, common, arguments.tries, arguments.patience))
+                results.append(measure(variant, envs, common))
     rows = [summed_up(variant, results) for variant, results in zip(chosen, runs, strict=True)]
     check_same_work(rows)
     for row in rows:

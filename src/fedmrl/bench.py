@@ -147,7 +147,7 @@ def _measured(
         "train": _median(lambda: engine.train(round_, turns), repeats, place),
         "encode": _median(lambda: engine.encoded(raw, round_), repeats, place),
         "evaluate": _median(lambda: engine.evaluate(turns, modes), repeats, place),
-        "aggregate": _median(lambda: _aggregate(settings, turns, outcomes, round_), repeats, place),
+        "aggregate": _median(_aggregation(settings, turns, outcomes, round_), repeats, place),
     }
     trainer = engine.trainers[-1] if isinstance(engine, BatchedEngine) and engine.trainers else None
     if trainer is not None:
@@ -180,14 +180,20 @@ def _engine(row: _Row, settings: Sequence[Setting]) -> Engine:
     return BatchedEngine(*settings, way=row.way)  # type: ignore[arg-type]
 
 
-def _aggregate(settings: Sequence[Setting], turns: Sequence[Turn], outcomes: Sequence[Outcome], round_: Round) -> None:
-    for run, setting in enumerate(settings):
-        uploads = [
-            Upload(outcome.client, len(setting.splits[outcome.client].train), outcome.upload)
-            for turn, outcome in zip(turns, outcomes, strict=True)
-            if turn.run == run
-        ]
-        setting.method.aggregate(setting.method.start(setting.fresh_net(None)), uploads, round_)
+def _aggregation(
+    settings: Sequence[Setting], turns: Sequence[Turn], outcomes: Sequence[Outcome], round_: Round
+) -> Callable[[], None]:
+    servers = [setting.method.start(setting.fresh_net(None)) for setting in settings]
+    uploads: list[list[Upload]] = [[] for _ in settings]
+    for turn, outcome in zip(turns, outcomes, strict=True):
+        samples = len(settings[turn.run].splits[turn.client].train)
+        uploads[turn.run].append(Upload(turn.client, samples, outcome.upload))
+
+    def aggregate() -> None:
+        for setting, server, own in zip(settings, servers, uploads, strict=True):
+            setting.method.aggregate(server, own, round_)
+
+    return aggregate
 
 
 def _split(trainer: Trainer, repeats: int, place: torch.device) -> dict[str, float]:

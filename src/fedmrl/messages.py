@@ -48,17 +48,15 @@ def copy(content: Mapping[str, Tensor]) -> Tensors:
 
 
 def weighted_mean(contents: Iterable[Mapping[str, Tensor]], weights: Iterable[float]) -> Tensors:
-    """The weighted mean of equally named tensors, summed in double precision in the order given.
+    """The weighted mean of equally named tensors, summed in double precision.
 
     >>> weighted_mean([{"w": torch.tensor(1.0)}, {"w": torch.tensor(4.0)}], [10, 20])
     {'w': tensor(3.)}
     """
     contents, weights = list(contents), list(weights)
-    total = sum(weights)
-    return {
-        name: sum(
-            (weight / total * content[name].double() for content, weight in zip(contents, weights, strict=True)),
-            start=torch.zeros_like(tensor, dtype=torch.float64),
-        ).to(tensor.dtype)
-        for name, tensor in contents[0].items()
-    }
+    mean = {}
+    for name, tensor in contents[0].items():
+        stacked = torch.stack([content[name] for content in contents]).double()
+        shares = torch.tensor(weights, dtype=torch.float64, device=tensor.device) / sum(weights)
+        mean[name] = (stacked * shares.view(-1, *[1] * tensor.ndim)).sum(dim=0).to(tensor.dtype)
+    return mean

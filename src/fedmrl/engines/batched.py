@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -175,22 +176,17 @@ class BatchedEngine(Engine):
                 shapes = slots.family.sums[self._spec(turns[slot])]
                 sums[slot] = {n: v[slot][corner(shapes.get(n, v.shape[1:]))].clone() for n, v in added.items()}
             left = {slot: phases for slot, phases in left.items() if phases}
-        found = torch.stack([torch.stack([losses[slot] for slot in range(len(turns))]), _finite(slots)[: len(turns)]])
-        values = found.tolist()  # the round's one wait for the device
-        return [
-            self._outcome(slots, slot, turn, sums[slot], round_, values[0][slot], bool(values[1][slot]))
-            for slot, turn in enumerate(turns)
-        ]
+        numbers = torch.stack([torch.stack([losses[slot] for slot in range(len(turns))]), _finite(slots)[: len(turns)]])
+        # Copies are asked for while the device still trains; then comes the round's one wait for it.
+        outcomes = [self._outcome(slots, slot, turn, sums[slot], round_) for slot, turn in enumerate(turns)]
+        return [_told(outcome, loss, finite > 0) for outcome, loss, finite in zip(outcomes, *numbers.tolist(), strict=True)]
 
-    def _outcome(self, slots: Slots, slot: int, turn: Turn, sums: Sums, round_: Round, loss: float, finite: bool) -> Outcome:
+    def _outcome(self, slots: Slots, slot: int, turn: Turn, sums: Sums, round_: Round) -> Outcome:
+        """What the client's training gives, its loss not known yet."""
         net = self._seated(slots, slot, turn)
         views = slots.views(net, slot)
         state = copy({name: views[name] for name in turn.state})
-        if not math.isfinite(loss):
-            return Outcome(turn.client, state, {}, loss, "loss")
-        if not finite:
-            return Outcome(turn.client, state, {}, loss, "weights")
-        return Outcome(turn.client, state, self.setting.method.upload(net, sums, round_), loss)
+        return Outcome(turn.client, state, self.setting.method.upload(net, sums, round_), math.nan)
 
     def _plan(self, turn: Turn, round_: Round, phase: Phase) -> Plan:
         setting = self.settings[turn.run]
@@ -237,6 +233,13 @@ class BatchedEngine(Engine):
         judge = Judge(slots, self.setting.method, modes, schedule, self._runner())
         self._judges.append((slots, tuple(modes), judge))
         return judge
+
+
+def _told(outcome: Outcome, loss: float, finite: bool) -> Outcome:
+    """The outcome with its loss; one that is not finite sends nothing."""
+    if math.isfinite(loss) and finite:
+        return replace(outcome, loss=loss)
+    return replace(outcome, loss=loss, upload={}, broken="weights" if math.isfinite(loss) else "loss")
 
 
 def _kind(phase: Phase) -> Any:

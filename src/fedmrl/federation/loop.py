@@ -25,7 +25,7 @@ from fedmrl.models import ModelSpec
 OnRound = Callable[[Mapping[str, Any]], None]
 OnNotice = Callable[[str], None]
 
-_LOADED = 512 * 1024**2  # bytes of states that are fetched for an evaluation at once, if they do not lie on the device
+_LOADED = 128 * 1024**2  # bytes of states that are fetched for an evaluation at once, if they do not lie on the device
 
 
 @dataclass(frozen=True)
