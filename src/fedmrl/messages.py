@@ -1,6 +1,6 @@
 """What travels between a client and the server, and how much it is, counted from the messages themselves."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,7 +44,24 @@ def copy(content: Mapping[str, Tensor]) -> Tensors:
 
     What a client sends must be a copy: an upload that aliases a live model changes when that model trains on.
     """
-    return {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in content.items()}
+    return dict(zip(content, copies(list(content.values())), strict=True))
+
+
+def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Each with memory of its own, laid out row by row."""
+    made = [torch.empty_like(tensor, memory_format=torch.contiguous_format, requires_grad=False) for tensor in tensors]
+    write(made, tensors)
+    return made
+
+
+def write(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Copy each value into its tensor. Where nothing has gaps, a GPU is told so in a few words, not in one for each."""
+    plain: list[bool] = [one.is_contiguous() and one.is_floating_point() for one in into]
+    with torch.no_grad():
+        for kind in (True, False):
+            chosen = [(one, value) for one, value, is_plain in zip(into, values, plain, strict=True) if is_plain is kind]
+            if chosen:
+                torch._foreach_copy_([one for one, _ in chosen], [value for _, value in chosen])
 
 
 def weighted_mean(contents: Iterable[Mapping[str, Tensor]], weights: Iterable[float]) -> Tensors:
@@ -57,6 +74,7 @@ def weighted_mean(contents: Iterable[Mapping[str, Tensor]], weights: Iterable[fl
     mean = {}
     for name, tensor in contents[0].items():
         stacked = torch.stack([content[name] for content in contents]).double()
-        shares = torch.tensor(weights, dtype=torch.float64, device=tensor.device) / sum(weights)
+        # Without a wait for the device, which `torch.tensor(…, device=…)` would mean.
+        shares = (torch.tensor(weights, dtype=torch.float64) / sum(weights)).to(tensor.device, non_blocking=True)
         mean[name] = (stacked * shares.view(-1, *[1] * tensor.ndim)).sum(dim=0).to(tensor.dtype)
     return mean

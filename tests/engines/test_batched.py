@@ -1,5 +1,6 @@
 """What is the batched engine's own: padding that stays zero, what cannot be stacked, what does not fit, several seeds."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -179,9 +180,10 @@ def test_a_seed_that_diverges_leaves_the_others_alone(tmp_path):
     federations = [tmp_path / str(seed) for seed in (0, 1)]
     real = BatchedEngine.train
 
-    def breaking(self, round_, turns):
-        together = zip(turns, real(self, round_, turns), strict=True)
-        return [replace(o, upload={}, broken="loss") if t.run == 1 and round_.index == 2 else o for t, o in together]
+    def breaking(self, round_, turns, then=()):
+        together = zip(turns, real(self, round_, turns, then), strict=True)
+        lost = (math.nan, True)
+        return [replace(o, told=lambda: lost) if t.run == 1 and round_.index == 2 else o for t, o in together]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(BatchedEngine, "train", breaking)

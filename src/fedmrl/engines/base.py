@@ -1,7 +1,8 @@
 """The contract of an engine: it trains a round's clients and evaluates them, and keeps nothing of them itself."""
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
@@ -94,14 +95,26 @@ class Turn:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a client's training gives: its new state, what it sends, and its mean loss over the samples it saw."""
+    """What a client's training gives: its new state, and what it sends."""
 
     client: int
     state: Tensors
     upload: Tensors
-    loss: float
-    broken: Literal["loss", "weights"] | None = None
-    """What became NaN or infinite, if anything did."""
+    told: Callable[[], tuple[float, bool]]
+    """Its mean loss over the samples it saw, and whether its weights are finite: to ask is to wait for the device."""
+
+    @property
+    def loss(self) -> float:
+        """The mean loss over the samples it saw."""
+        return self.told()[0]
+
+    @property
+    def broken(self) -> Literal["loss", "weights"] | None:
+        """What became NaN or infinite, if anything did: then nothing of this outcome counts."""
+        loss, finite = self.told()
+        if not math.isfinite(loss):
+            return "loss"
+        return None if finite else "weights"
 
 
 Right = Mapping[str, Mapping[str, int]]
@@ -112,6 +125,8 @@ class Engine(ABC):
     """Trains and evaluates clients. States go in and come out; what goes in is never changed."""
 
     name: ClassVar[str]
+    runs_ahead: bool = False
+    """Whether it returns before the work is done, and waits for it when an outcome is asked for its numbers."""
 
     def __init__(self, *settings: Setting) -> None:
         """Of one run, or of several that are made as one: they differ in the seed, and in what follows from it."""
@@ -123,12 +138,15 @@ class Engine(ABC):
         """What is worth knowing about how this engine runs these clients, a line each."""
         return []
 
-    def train(self, round_: Round, turns: Sequence[Turn]) -> list[Outcome]:
-        """Each client takes in what it received, trains as its method says, and makes its upload."""
-        return self.encoded(self.trained(round_, turns), round_)
+    def train(self, round_: Round, turns: Sequence[Turn], then: Sequence[Turn] = ()) -> list[Outcome]:
+        """Each client takes in what it received, trains as its method says, and makes its upload.
+
+        `then` are the next round's turns, as far as they are known: what can be prepared for them while a device works, is.
+        """
+        return self.encoded(self.trained(round_, turns, then), round_)
 
     @abstractmethod
-    def trained(self, round_: Round, turns: Sequence[Turn]) -> list[Outcome]:
+    def trained(self, round_: Round, turns: Sequence[Turn], then: Sequence[Turn] = ()) -> list[Outcome]:
         """The same, with uploads that are not encoded yet."""
 
     def evaluate(self, turns: Sequence[Turn], modes: Sequence[str]) -> list[Right]:
@@ -144,6 +162,9 @@ class Engine(ABC):
 
     def encoded(self, outcomes: Sequence[Outcome], round_: Round) -> list[Outcome]:
         """The outcomes with their uploads as they travel, laid out row by row however the engine holds its tensors."""
-        contents = self.setting.method.encode([outcome.upload for outcome in outcomes], round_)
-        plain = [{name: tensor.contiguous() for name, tensor in content.items()} for content in contents]
-        return [replace(outcome, upload=content) for outcome, content in zip(outcomes, plain, strict=True)]
+        method = self.setting.method
+        if type(method).encode is not Method.encode:  # it looks at numbers, and NaN is none
+            sound = [outcome for outcome in outcomes if not outcome.broken]
+            contents = iter(method.encode([outcome.upload for outcome in sound], round_))
+            outcomes = [replace(outcome, upload={} if outcome.broken else next(contents)) for outcome in outcomes]
+        return [replace(o, upload={name: tensor.contiguous() for name, tensor in o.upload.items()}) for o in outcomes]

@@ -1,9 +1,9 @@
 """The batched engine: a round's clients as one program on stacked parameters."""
 
-import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any, ClassVar
 
 import torch
@@ -16,7 +16,7 @@ from fedmrl.engines.program import Judge, Runner, Schedule, Trainer, Way
 from fedmrl.engines.reference import EVALUATION_BATCH, ReferenceEngine
 from fedmrl.engines.stack import Family, Slots, corner
 from fedmrl.memory import free_bytes
-from fedmrl.messages import Tensors, copy
+from fedmrl.messages import Tensors, copies, copy, write
 from fedmrl.methods import ClientNet, Round
 from fedmrl.models import ModelSpec
 from fedmrl.training import Augmentation, Phase, Sums
@@ -33,6 +33,7 @@ class BatchedEngine(Engine):
     def __init__(self, *settings: Setting, way: Way | None = None) -> None:
         super().__init__(*settings)
         setting = self.setting
+        self.runs_ahead = setting.device.type == "cuda"
         self.samples = Samples(setting.data, setting.device, setting.dtype)
         found, self.loners = families(setting)
         self._family_of = {spec: family for family in found for spec in family.specs}
@@ -43,6 +44,7 @@ class BatchedEngine(Engine):
         self._slots: dict[int, tuple[Slots, int]] = {}
         self._trainers: list[tuple[Slots, Any, Trainer]] = []
         self._judges: list[tuple[Slots, tuple[str, ...], Judge]] = []
+        self._ahead: dict[tuple[int, int, int, str], Plan] = {}
 
     @property
     def trainers(self) -> list[Trainer]:
@@ -54,7 +56,7 @@ class BatchedEngine(Engine):
         """A line for each kind of model that runs one by one."""
         return [f"{loner.spec.label} is run one client at a time: {loner.reason}" for loner in self.loners]
 
-    def trained(self, round_: Round, turns: Sequence[Turn]) -> list[Outcome]:
+    def trained(self, round_: Round, turns: Sequence[Turn], then: Sequence[Turn] = ()) -> list[Outcome]:
         """See `Engine.trained`."""
         if self._way is None:
             self._way = self._worth(round_, turns)
@@ -62,6 +64,7 @@ class BatchedEngine(Engine):
         for slots, together in self._stacks(turns, grow=True):
             for turn, outcome in zip(together, self._train_stack(slots, round_, together), strict=True):
                 outcomes[turn.run, turn.client] = outcome
+        self._look_ahead(replace(round_, index=round_.index + 1), then)
         if self._alone and (alone := self._loners_of(turns)):
             for turn, outcome in zip(alone, self._alone.trained(round_, alone), strict=True):
                 outcomes[turn.run, turn.client] = outcome
@@ -126,7 +129,9 @@ class BatchedEngine(Engine):
         return -(-wanted // -(-wanted // at_once))
 
     def _seat(self, slots: Slots, turns: Sequence[Turn]) -> None:
-        """Put the clients' states into the slots."""
+        """Put the clients' states into the slots, if they do not lie there since they were trained."""
+        if slots.hold([turn.state for turn in turns]):
+            return
         slots.clear()
         into: list[Tensor] = []
         values: list[Tensor] = []
@@ -135,9 +140,11 @@ class BatchedEngine(Engine):
             for name, value in (turn.state | self._constants[self._spec(turn)]).items():
                 into.append(views[name])
                 values.append(value)
-        torch._foreach_copy_(into, values)
+        write(into, values)
+        slots.states = [turn.state for turn in turns]
 
     def _receive(self, slots: Slots, turns: Sequence[Turn]) -> None:
+        slots.states = []
         for slot, turn in enumerate(turns):
             if turn.received is not None:
                 self.setting.method.receive(self._seated(slots, slot, turn), turn.received)
@@ -176,21 +183,40 @@ class BatchedEngine(Engine):
                 shapes = slots.family.sums[self._spec(turns[slot])]
                 sums[slot] = {n: v[slot][corner(shapes.get(n, v.shape[1:]))].clone() for n, v in added.items()}
             left = {slot: phases for slot, phases in left.items() if phases}
+        # All of this is asked for while the device still trains. Nobody waits for it until somebody asks for numbers.
         numbers = torch.stack([torch.stack([losses[slot] for slot in range(len(turns))]), _finite(slots)[: len(turns)]])
-        # Copies are asked for while the device still trains; then comes the round's one wait for it.
-        outcomes = [self._outcome(slots, slot, turn, sums[slot], round_) for slot, turn in enumerate(turns)]
-        return [_told(outcome, loss, finite > 0) for outcome, loss, finite in zip(outcomes, *numbers.tolist(), strict=True)]
+        fetched = cache(numbers.tolist)
+        slots.states = self._trained_states(slots, turns)
+        return [
+            Outcome(
+                turn.client,
+                slots.states[slot],
+                method.upload(self._seated(slots, slot, turn), sums[slot], round_),
+                partial(_told, fetched, slot),
+            )
+            for slot, turn in enumerate(turns)
+        ]
 
-    def _outcome(self, slots: Slots, slot: int, turn: Turn, sums: Sums, round_: Round) -> Outcome:
-        """What the client's training gives, its loss not known yet."""
-        net = self._seated(slots, slot, turn)
-        views = slots.views(net, slot)
-        state = copy({name: views[name] for name in turn.state})
-        return Outcome(turn.client, state, self.setting.method.upload(net, sums, round_), math.nan)
+    def _trained_states(self, slots: Slots, turns: Sequence[Turn]) -> list[Tensors]:
+        """The clients' states, with memory of their own."""
+        views = [slots.views(self._net(turn), slot) for slot, turn in enumerate(turns)]
+        made = iter(copies([of_one[name] for of_one, turn in zip(views, turns, strict=True) for name in turn.state]))
+        return [{name: next(made) for name in turn.state} for turn in turns]
 
     def _plan(self, turn: Turn, round_: Round, phase: Phase) -> Plan:
+        key = (round_.index, turn.run, turn.client, phase.subset)
+        if key in self._ahead:
+            return self._ahead.pop(key)
         setting = self.settings[turn.run]
         return plan(setting.seed, round_.index, turn.client, setting.subsets(turn.client)[phase.subset], phase)
+
+    def _look_ahead(self, round_: Round, turns: Sequence[Turn]) -> None:
+        """Make the plans of a round that is still to come, while the device works on this one."""
+        self._ahead = {}
+        for turn in turns:
+            if self._spec(turn) in self._family_of:
+                for phase in self.setting.method.phases(self.setting.training, turn.earlier):
+                    self._ahead[round_.index, turn.run, turn.client, phase.subset] = self._plan(turn, round_, phase)
 
     def _trainer(self, slots: Slots, phase: Phase) -> Trainer:
         for known_slots, kind, trainer in self._trainers:
@@ -235,11 +261,9 @@ class BatchedEngine(Engine):
         return judge
 
 
-def _told(outcome: Outcome, loss: float, finite: bool) -> Outcome:
-    """The outcome with its loss; one that is not finite sends nothing."""
-    if math.isfinite(loss) and finite:
-        return replace(outcome, loss=loss)
-    return replace(outcome, loss=loss, upload={}, broken="weights" if math.isfinite(loss) else "loss")
+def _told(fetched: Callable[[], list[list[float]]], slot: int) -> tuple[float, bool]:
+    losses, finite = fetched()
+    return losses[slot], finite[slot] > 0
 
 
 def _kind(phase: Phase) -> Any:

@@ -17,8 +17,6 @@ from torch import Tensor
 
 _LEAST = 16  # the least that a matrix unit multiplies at once
 _CHUNK = 32  # numbers of a patch that are multiplied at once
-_TILE = 128  # of a patch, whose weights' gradients one program adds up
-_SLICE = 64  # outputs over which they are added up at once
 _POINTS = 1024  # pixels that one program pools
 _PROGRAMS = 768  # enough of them to keep a large GPU busy
 
@@ -180,21 +178,28 @@ def of_weights(x_KBHWC: Tensor, g_KBPQO: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of weights, K parts R S C O, and of biases, K parts O, in 32 bits; the parts are still to be summed."""
     (K, B, H, W, C), (_, _, P, Q, O) = x_KBHWC.shape, g_KBPQO.shape
     R, S = H - P + 1, W - Q + 1
-    each, splits = shares(K, B * P * Q, R * S * C)
+    tile, rows, warps = _weights_tile(O)
+    each, splits = shares(K, B * P * Q, R * S * C, O)
     of_w = torch.empty(K, splits, R, S, C, O, device=x_KBHWC.device, dtype=torch.float32)
     of_b = torch.empty(K, splits, O, device=x_KBHWC.device, dtype=torch.float32)
-    _weights_kernel[triton.cdiv(R * S * C, _TILE), splits, K](
-        x_KBHWC, g_KBPQO, of_w, of_b, B, each, H, W, C, O, R, S, _SLICE, _wide(O), _TILE, _precision(), num_warps=4,
+    _weights_kernel[triton.cdiv(R * S * C, tile), splits, K](
+        x_KBHWC, g_KBPQO, of_w, of_b, B, each, H, W, C, O, R, S, rows, _wide(O), tile, _precision(), num_warps=warps,
         num_stages=2,
     )  # fmt: skip
     return of_w, of_b
 
 
-def shares(clients: int, pixels: int, patch: int) -> tuple[int, int]:
-    """Into how many parts a sum over pixels is cut, and how long each is."""
-    blocks = triton.cdiv(patch, _TILE)
-    wanted = max(1, min(_PROGRAMS // (clients * blocks), triton.cdiv(pixels, _SLICE)))
-    each = triton.cdiv(triton.cdiv(pixels, wanted), _SLICE) * _SLICE
+def _weights_tile(channels: int) -> tuple[int, int, int]:
+    """How much of a patch one program adds up, over how many pixels at once, by how many warps: as it measured best."""
+    return (128, 64, 2) if channels <= 16 else (64, 128, 4)
+
+
+def shares(clients: int, pixels: int, patch: int, channels: int) -> tuple[int, int]:
+    """How many pixels each part of a sum over all of them has, and how many parts there are."""
+    tile, rows, _ = _weights_tile(channels)
+    blocks = triton.cdiv(patch, tile)
+    wanted = max(1, min(_PROGRAMS // (clients * blocks), triton.cdiv(pixels, rows)))
+    each = triton.cdiv(triton.cdiv(pixels, wanted), rows) * rows
     return each, triton.cdiv(pixels, each)
 
 

@@ -220,7 +220,7 @@ def _(x_KBHWC: Tensor, g_KBPQO: Tensor) -> tuple[Tensor, Tensor]:
     if _on_gpu(x_KBHWC):
         from fedmrl.engines import kernels
 
-        parts = kernels.shares(K, B * P * Q, R * S * C)[1]
+        parts = kernels.shares(K, B * P * Q, R * S * C, O)[1]
     wide = torch.promote_types(x_KBHWC.dtype, torch.float32)
     return x_KBHWC.new_empty(K, parts, R, S, C, O, dtype=wide), x_KBHWC.new_empty(K, parts, O, dtype=wide)
 

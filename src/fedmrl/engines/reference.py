@@ -40,7 +40,7 @@ class ReferenceEngine(Engine):
         self._pool: ThreadPoolExecutor | None = None
         self._threads = torch.get_num_threads() if setting.device.type == "cpu" and not self._draws() else 1
 
-    def trained(self, round_: Round, turns: Sequence[Turn]) -> list[Outcome]:
+    def trained(self, round_: Round, turns: Sequence[Turn], then: Sequence[Turn] = ()) -> list[Outcome]:
         """See `Engine.trained`."""
         return self._each(turns, lambda turn: self._train_one(round_, turn))
 
@@ -98,11 +98,9 @@ class ReferenceEngine(Engine):
             for phase in method.phases(training, turn.earlier):
                 loss, sums = self._train_phase(net, phase, round_, turn)
         state = copy(net.state_dict())
-        if not math.isfinite(loss):
-            return Outcome(turn.client, state, {}, loss, "loss")
-        if not all(torch.isfinite(tensor).all() for tensor in state.values()):
-            return Outcome(turn.client, state, {}, loss, "weights")
-        return Outcome(turn.client, state, method.upload(net, sums, round_), loss)
+        finite = all(torch.isfinite(tensor).all() for tensor in state.values())
+        upload = method.upload(net, sums, round_) if finite and math.isfinite(loss) else {}
+        return Outcome(turn.client, state, upload, lambda: (loss, finite))
 
     def _train_phase(self, net: ClientNet, phase: Phase, round_: Round, turn: Turn) -> tuple[float, Sums]:
         """The mean loss over the samples seen, and what the loss added up beside it."""

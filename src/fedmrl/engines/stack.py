@@ -102,7 +102,13 @@ class Slots:
     def __init__(self, family: Family, count: int) -> None:
         self.family, self.count = family, count
         self.tensors = {name: like.new_zeros(count, *family.shapes[name]) for name, like in all_tensors(family.net).items()}
+        self.states: list[Tensors] = []
+        """The clients' states that lie in the slots, if they do just as they are."""
         self._places: dict[tuple[int, int], list[_Place]] = {}
+
+    def hold(self, states: Sequence[Tensors]) -> bool:
+        """Whether these very states lie in the slots."""
+        return len(states) == len(self.states) and all(one is other for one, other in zip(states, self.states, strict=True))
 
     def clear(self) -> None:
         """Zeros everywhere: a narrow client may come where a wide one was."""

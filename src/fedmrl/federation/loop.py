@@ -1,6 +1,5 @@
 """The round loop: sample, answer, train, aggregate, evaluate, record; for one run, or for several seeds of it as one."""
 
-import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from fedmrl.federation import summary as summaries
 from fedmrl.federation.checkpoint import Snapshot
 from fedmrl.federation.folder import RunFolder, refuse_used
 from fedmrl.federation.setup import prepare, schedule
+from fedmrl.federation.stopwatch import Stopwatch
 from fedmrl.federation.store import DeviceStore, Kept, Store, check_store, choose
 from fedmrl.messages import Size, Tensors, Upload, copy, size
 from fedmrl.methods import Round
@@ -151,6 +151,8 @@ class Train:
 
     round: Round
     turns: Sequence[Turn]
+    then: Sequence[Turn] = ()
+    """Who is next, their states not known yet."""
 
 
 @dataclass(frozen=True)
@@ -221,25 +223,26 @@ class Federation:
     def round(self) -> Generator[Asks, Any, Snapshot]:
         """One round, asking for what it needs."""
         now, round_ = self.now, Round(self.now.rounds, self.recipe.rounds)
-        started = time.perf_counter()
+        watch = Stopwatch(self.setting.device)
         clients = self.who[round_.index]
         answers = {k: self.method.answer(now.server, k, now.last_round.get(k)) for k in clients}
         turns = [Turn(k, self.state(k), answers[k], now.times.get(k, 0), self.number) for k in clients]
-        outcomes: list[Outcome] = yield Train(round_, turns)
-        for outcome in outcomes:
-            if outcome.broken:
-                raise DivergedError(outcome.client, round_.index, outcome.broken)
-        trained = time.perf_counter()
+        times = {**now.times, **{k: now.times.get(k, 0) + 1 for k in clients}}
+        outcomes: list[Outcome] = yield Train(round_, turns, self._then(round_, times))
+        watch.passed("train")
+        if not self.engine.runs_ahead or self.store.where != "device":
+            _check(outcomes, round_)
         uploads = [Upload(o.client, len(self.setting.splits[o.client].train), o.upload) for o in outcomes]
         server = self.method.aggregate(now.server, uploads, round_)
-        aggregated = time.perf_counter()
+        watch.passed("aggregate")
         kept = {o.client: self.store.keep(o.client, round_.index + 1, o.state) for o in outcomes}
         states = {**now.states, **kept}
         for client in clients:
             self._unjoined.pop(client, None)
-        stored = time.perf_counter()
+        watch.passed("store")
         accuracy = yield from self._accuracy(clients, states, server, round_)
-        evaluated = time.perf_counter()
+        watch.passed("evaluate")
+        _check(outcomes, round_)  # an engine that runs ahead is asked only now: a round waits for its device once
         record = {
             "round": round_.index + 1,
             "participants": list(clients),
@@ -248,21 +251,21 @@ class Federation:
             "up": asdict(sum((size(upload.content) for upload in uploads), Size())),
             "down": asdict(sum(map(size, answers.values()), Size())),
             "flops": sum(self.flops.of_round(turn.client, turn.earlier) for turn in turns),
-            "seconds": {
-                "train": trained - started,
-                "aggregate": aggregated - trained,
-                "store": stored - aggregated,
-                "evaluate": evaluated - stored,
-            },
+            "seconds": watch.seconds(),
         }
         return Snapshot(
             round_.index + 1,
             server,
             states,
             {**now.last_round, **dict.fromkeys(clients, round_.index)},
-            {**now.times, **{k: now.times.get(k, 0) + 1 for k in clients}},
+            times,
             (*now.records, record),
         )
+
+    def _then(self, round_: Round, times: Mapping[int, int]) -> list[Turn]:
+        """The next round's turns, as far as they are known."""
+        after = round_.index + 1
+        return [Turn(k, {}, None, times.get(k, 0), self.number) for k in self.who[after]] if after < round_.total else []
 
     def commit(self, snapshot: Snapshot) -> None:
         """A round is over: what it came to is what counts now, in memory and on disk."""
@@ -414,9 +417,20 @@ def _answers(engine: Engine, asked: Mapping[int, Asks]) -> dict[int, Answers]:
         return {}
     turns = [turn for one in asked.values() for turn in one.turns]
     first = next(iter(asked.values()))
-    found: Sequence[Any] = engine.train(first.round, turns) if isinstance(first, Train) else engine.evaluate(turns, first.modes)
+    found: list[Any]
+    if isinstance(first, Train):
+        then = [turn for one in asked.values() if isinstance(one, Train) for turn in one.then]
+        found = engine.train(first.round, turns, then)
+    else:
+        found = list(engine.evaluate(turns, first.modes))
     left = iter(found)
     return {number: [next(left) for _ in one.turns] for number, one in asked.items()}
+
+
+def _check(outcomes: Sequence[Outcome], round_: Round) -> None:
+    for outcome in outcomes:
+        if outcome.broken:
+            raise DivergedError(outcome.client, round_.index, outcome.broken)
 
 
 def _answered(engine: Engine, asking: Generator[Asks, Any, Any]) -> Any:

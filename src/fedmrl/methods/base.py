@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedmrl.messages import Tensors, Upload, copy, weighted_mean
+from fedmrl.messages import Tensors, Upload, copy, weighted_mean, write
 from fedmrl.models import SharedSpec, Split
 from fedmrl.table import Table
 from fedmrl.training import Phase, Sums, Training
@@ -237,9 +237,7 @@ def pick(state: Mapping[str, Tensor], prefixes: Sequence[str]) -> Tensors:
 
 def load(net: nn.Module, content: Mapping[str, Tensor]) -> None:
     """Copy the named tensors into the net."""
-    if content:
-        with torch.no_grad():
-            torch._foreach_copy_([attrgetter(name)(net) for name in content], list(content.values()))
+    write([attrgetter(name)(net) for name in content], list(content.values()))
 
 
 def cross_entropy(logits_BC: Tensor, y_B: Tensor) -> Tensor:

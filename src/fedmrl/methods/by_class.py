@@ -15,13 +15,19 @@ from fedmrl.messages import Tensors, Upload
 def keep_uploads(server: Mapping[str, Tensor], uploads: Sequence[Upload], what: str) -> Tensors:
     """The server's state with these clients' uploads in place of their earlier ones."""
     kept = kept_uploads(server) | {upload.client: upload.content for upload in uploads}
-    classes = 1 + max(int(content["classes"].max()) for content in kept.values())
-    tables = [weighted_rows(kept[client], what, classes) for client in sorted(kept)]
+    contents = [kept[client] for client in sorted(kept)]
     state = {f"{client}/{name}": tensor for client in sorted(kept) for name, tensor in kept[client].items()}
-    return state | {
-        "sum": torch.stack([rows for rows, _ in tables]).sum(dim=0),
-        "weight": torch.stack([weight for _, weight in tables]).sum(dim=0),
-    }
+    # All clients' rows in one table, each in a place of its own: then sums are made in the same order every time.
+    labels = torch.cat([content["classes"] for content in contents])
+    rows = torch.cat([content[what] for content in contents]).double()
+    weight = (
+        torch.cat([content["counts"] for content in contents]).double() if "counts" in contents[0] else rows.new_ones(len(rows))
+    )
+    client = torch.repeat_interleave(torch.tensor([len(content["classes"]) for content in contents])).to(labels.device)
+    classes = 1 + int(labels.max())
+    sums = rows.new_zeros(len(contents), classes, rows.shape[1]).index_put((client, labels), rows * weight[:, None])
+    weights = rows.new_zeros(len(contents), classes).index_put((client, labels), weight)
+    return state | {"sum": sums.sum(dim=0), "weight": weights.sum(dim=0)}
 
 
 def kept_uploads(server: Mapping[str, Tensor]) -> dict[int, Tensors]:
