@@ -6,12 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 from contract import EngineContract
-from tiny import tiny_recipe
+from tiny import ALL_METHODS, tiny_recipe
 from torch import nn
 
 import fedmrl
 from fedmrl import OwnModel
-from fedmrl.engines import BatchedEngine, ReferenceEngine, Turn
+from fedmrl.data.plan import plan
+from fedmrl.engines import BatchedEngine, ReferenceEngine, Turn, batched
 from fedmrl.engines.families import families
 from fedmrl.federation.loop import Federation, run_seeds
 from fedmrl.federation.setup import prepare, schedule
@@ -192,3 +193,54 @@ def test_a_seed_that_diverges_leaves_the_others_alone(tmp_path):
     assert isinstance(two, fedmrl.DivergedError)
     assert '"status": "diverged"' in (federations[1] / "summary.json").read_text()
     assert one.summary["accuracy"] == fedmrl.run(recipe, engine="batched").summary["accuracy"]
+
+
+@pytest.fixture
+def running_ahead(monkeypatch):
+    """As on a GPU, where a round waits for the device only at its end."""
+    real = BatchedEngine.__init__
+
+    def ahead(self, *settings, **options):
+        real(self, *settings, **options)
+        self.runs_ahead = True
+
+    monkeypatch.setattr(BatchedEngine, "__init__", ahead)
+
+
+@pytest.mark.parametrize("method", ALL_METHODS)
+def test_a_run_that_diverges_is_told_by_an_engine_that_runs_ahead(method, tmp_path, running_ahead):
+    recipe = tiny_recipe(method, training__lr=1e30, training__precision="fp32")
+    with pytest.raises(fedmrl.DivergedError, match="became NaN or infinite in round 1"):
+        fedmrl.run(recipe, engine="batched", out=tmp_path / "run")
+    assert not (tmp_path / "run" / "rounds.jsonl").read_text()
+
+
+@pytest.mark.parametrize("method", ["fedmrl", "fedkd", "fedproto"])
+def test_a_seed_that_diverges_leaves_the_others_alone_when_running_ahead(method, running_ahead, monkeypatch):
+    recipe = tiny_recipe(method, rounds=3)
+    alone = fedmrl.run(recipe, engine="batched")
+    real = Federation.state
+
+    def state(self, client, states=None):
+        found = real(self, client, states)
+        if self.number == 1 and self.now.rounds == 1:
+            found = {name: torch.full_like(tensor, math.nan) if "local" in name else tensor for name, tensor in found.items()}
+        return found
+
+    monkeypatch.setattr(Federation, "state", state)
+    one, two = run_seeds(recipe, [0, 1], engine="batched")
+    assert isinstance(two, fedmrl.DivergedError)
+    assert one.summary["accuracy"] == alone.summary["accuracy"]
+
+
+def test_plans_are_made_ahead_for_the_next_round_and_used(monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        batched,
+        "plan",
+        lambda seed, index, client, own, phase: made.append((index, client)) or plan(seed, index, client, own, phase),
+    )
+    recipe = tiny_recipe("fedmrl", rounds=3)
+    fedmrl.run(recipe, engine="batched")
+    asked = [(index, client) for index, clients in enumerate(schedule(recipe)) for client in clients]
+    assert sorted(made) == sorted(asked)
