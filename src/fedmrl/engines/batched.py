@@ -256,7 +256,10 @@ class BatchedEngine(Engine):
         longest = max(len(split.test) for setting in self.settings for split in setting.splits)
         B = min(EVALUATION_BATCH, longest)
         schedule = Schedule(-(-longest // B), slots.count, B, self.samples, Augmentation())
-        judge = Judge(slots, self.setting.method, modes, schedule, self._runner())
+        runner = self._runner()
+        if runner.way == "compiled":  # there are far fewer of these steps: it would take longer than it saves
+            runner = replace(runner, way="captured")
+        judge = Judge(slots, self.setting.method, modes, schedule, runner)
         self._judges.append((slots, tuple(modes), judge))
         return judge
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from fedmrl.errors import UserError
 from fedmrl.federation.store import Kept, Store, file_name
 from fedmrl.files import replacing, write_whole
 from fedmrl.messages import Tensors
+
+_AT_ONCE = 8  # files that are written side by side
 
 
 @dataclass(frozen=True)
@@ -41,9 +44,11 @@ class Checkpoint:
         if snapshot is self._saved:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        for client, state in snapshot.states.items():
-            if client not in self._written or self._written[client][0] is not state:
-                self._written[client] = (state, self._file_of(client, state, snapshot.rounds))
+        known = {client: kept for client, (kept, _) in self._written.items()}
+        changed = [client for client, state in snapshot.states.items() if known.get(client) is not state]
+        with ThreadPoolExecutor(_AT_ONCE) as pool:  # a disk is slow to say that it has written, and can be asked more than once
+            names = pool.map(lambda client: self._file_of(client, snapshot.states[client], snapshot.rounds), changed)
+            self._written |= {client: (snapshot.states[client], name) for client, name in zip(changed, names, strict=True)}
         server = f"server-round-{snapshot.rounds:05d}.safetensors"
         self._write(snapshot.server, server)
         clients = {str(client): name for client, (_, name) in sorted(self._written.items())}

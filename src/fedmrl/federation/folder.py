@@ -18,7 +18,7 @@ from fedmrl.federation.checkpoint import Checkpoint, Snapshot
 from fedmrl.federation.store import Store
 from fedmrl.files import write_whole
 
-_OVERHEAD = 0.05  # of a run's time, that checkpoints may take
+_OVERHEAD = 0.02  # of the time, that checkpoints may take
 
 
 class RunFolder:
@@ -26,6 +26,8 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.beside = 0
+        """Runs that are made together with this one, and write checkpoints in the same time."""
         self.checkpoint = Checkpoint(path / "checkpoint")
         self._next_save = 0.0
 
@@ -117,7 +119,7 @@ class RunFolder:
         started = time.monotonic()
         self.checkpoint.save(snapshot)
         ended = time.monotonic()
-        self._next_save = ended + (ended - started) / _OVERHEAD
+        self._next_save = ended + (ended - started) * (1 + self.beside) / _OVERHEAD
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """`summary.json`."""

@@ -119,6 +119,8 @@ def run_seeds(
         federations: list[Federation] = []
         for number, who in zip(left, schedules, strict=True):
             folder = folders[number]
+            if folder:
+                folder.beside = len(left) - 1
             kept, line = choose(store, settings[number], joining, folder.checkpoint.folder if folder else None)
             federations.append(Federation(seeded[number], settings[number], who, working, folder, kept, len(federations)))
         on_notice(line)
