@@ -73,7 +73,8 @@ def _moments(x: NDArray[np.generic]) -> tuple[NDArray[np.float64], NDArray[np.fl
     by_channel = np.moveaxis(x, 1, 0).reshape(x.shape[1], -1)
     if x.dtype == np.uint8:  # counting values is exact, and needs no copy of the data in double precision
         values = np.arange(256.0)
-        share = np.stack([np.bincount(channel, minlength=256) for channel in by_channel]) / by_channel.shape[1]
+        counts = [torch.bincount(torch.from_numpy(channel), minlength=256).numpy() for channel in by_channel]
+        share = np.stack(counts) / by_channel.shape[1]
         mean, squares = share @ values, share @ values**2
     else:
         squared = by_channel.astype(np.float64)

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from fedmrl.data.plan import Plan, Samples, augmented, shown
 from fedmrl.engines.base import numerics
+from fedmrl.engines.rounded import Rounded
 from fedmrl.engines.stack import Slots, gradients, scores
 from fedmrl.messages import Tensors
 from fedmrl.methods import Batch, Method
@@ -26,6 +27,7 @@ from fedmrl.training import Augmentation, Phase, Sums
 Way = Literal["eager", "captured", "compiled"]
 """How steps run: as Python calls, replayed from a CUDA graph, or compiled first and then replayed."""
 
+_OPTIONS: dict[str, Any] = {"triton.coalesce_tiling_analysis": False}  # with it, torch 2.11 fails on a step
 _WARM_UP = 3  # steps before a capture, as CUDA graphs ask for
 
 
@@ -40,8 +42,13 @@ class Runner:
     def prepared(self, gather: Callable[..., Any], fed: Any, step: Callable[..., Any], state: Any) -> Callable[[int], None]:
         """A function that makes so many steps `step(state, *gather(fed))`; all tensors of `fed` and `state` stay put."""
         gather_one, step_one = (lambda: gather(fed)), (lambda batch: step(state, *batch))
+        refresh = _nothing
         if self.way == "compiled":
-            gather_one, step_one = self._compiled(gather, fed, step, state)
+            batch = gather(fed)
+            with numerics(self.precision, self.device):
+                gather_code, step_code = _Code(gather, (fed,)), _Code(step, (state, *batch))
+            gather_one, step_one = (lambda: gather_code(fed)), (lambda batch: step_code(state, *batch))
+            refresh = step_code.rounded.refresh
 
         def one() -> None:
             step_one(gather_one())  # type: ignore[no-untyped-call]
@@ -49,6 +56,7 @@ class Runner:
         if self.way == "eager" or self.device.type != "cuda":
 
             def eagerly(steps: int) -> None:
+                refresh()
                 with numerics(self.precision, self.device):
                     for _ in range(steps):
                         one()
@@ -57,16 +65,11 @@ class Runner:
         graph = self._captured(one)
 
         def replayed(steps: int) -> None:
+            refresh()
             for _ in range(steps):
                 graph.replay()
 
         return replayed
-
-    def _compiled(self, gather: Callable[..., Any], fed: Any, step: Callable[..., Any], state: Any) -> tuple[Any, Any]:
-        batch = gather(fed)
-        with numerics(self.precision, self.device):
-            gather_code, step_code = _code(gather, (fed,)), _code(step, (state, *batch))
-        return (lambda: gather_code(fed)), (lambda batch: step_code(state, *batch))
 
     def _captured(self, one: Callable[[], None]) -> torch.cuda.CUDAGraph:
         beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -82,25 +85,28 @@ class Runner:
         return graph
 
 
-def _code(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[..., Any]:
-    """The function, traced with these arguments and compiled: `vmap` and `grad` are gone by then, and so is all Python."""
-    from torch.fx.experimental.proxy_tensor import make_fx
+class _Code:
+    """A function, traced with these arguments and compiled: `vmap` and `grad` are gone by then, and so is all Python."""
 
-    flat, structure = pytree.tree_flatten(arguments)
-    shape_of_result: list[Any] = []
+    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        from torch.fx.experimental.proxy_tensor import make_fx
 
-    def on_flat(*leaves: Tensor) -> list[Tensor]:
-        result, shape = pytree.tree_flatten(function(*pytree.tree_unflatten(list(leaves), structure)))
-        shape_of_result.append(shape)
-        return result
+        flat, structure = pytree.tree_flatten(arguments)
 
-    graph = make_fx(on_flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*flat)
-    code = torch.compile(graph, fullgraph=True, dynamic=False, options={"triton.coalesce_tiling_analysis": False})
+        def on_flat(*leaves: Tensor) -> list[Tensor]:
+            result, self._shape = pytree.tree_flatten(function(*pytree.tree_unflatten(list(leaves), structure)))
+            return result
 
-    def called(*arguments: Any) -> Any:
-        return pytree.tree_unflatten(code(*pytree.tree_leaves(arguments)), shape_of_result[0])
+        graph = make_fx(on_flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*flat)
+        self.rounded = Rounded(graph, flat)
+        self._code = torch.compile(graph, fullgraph=True, dynamic=False, options=_OPTIONS)
 
-    return called
+    def __call__(self, *arguments: Any) -> Any:
+        return pytree.tree_unflatten(self._code(*pytree.tree_leaves(arguments), *self.rounded.copies), self._shape)
+
+
+def _nothing() -> None:
+    """Needs no preparation."""
 
 
 class Schedule:
