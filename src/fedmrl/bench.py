@@ -47,7 +47,7 @@ def measure(
     precisions: Sequence[str] | None = None,
     fused: int = 3,
     repeats: int = 3,
-    noise: bool = False,
+    on_noise: bool = False,
     on_row: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Time the recipe's first round in each way; the result goes straight into a JSON file.
@@ -56,7 +56,7 @@ def measure(
     how far they moved.
     """
     place = pick_device(device)
-    data = _noise(recipe) if noise else sources.load(recipe.data)
+    data = noise(recipe) if on_noise else sources.load(recipe.data)
     rows = list(_rows(place, recipe, ways, precisions, fused))
     before = _reference_states(recipe, place, data) if rows else {}
     measured = []
@@ -71,7 +71,7 @@ def measure(
         "clients": len(schedule(recipe)[0]),
         "batch_size": recipe.training.batch_size,
         "epochs": recipe.training.epochs,
-        "noise": noise,
+        "noise": on_noise,
         "device": torch.cuda.get_device_name(place) if gpu else f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
         "rows": measured,
@@ -97,7 +97,7 @@ def _rows(
         yield _Row(there[-1], chosen[-1], fused)
 
 
-def _noise(recipe: Recipe) -> Dataset:
+def noise(recipe: Recipe) -> Dataset:
     """Random images, as many and as large as CIFAR's, with as many classes as it takes."""
     classes = 100 if recipe.data.name == "cifar100" else 10
     rng = np.random.default_rng(0)

@@ -295,7 +295,7 @@ def bench(
         raise UserError(f"--out: {out_file} cannot be written; name a file in a folder that there is")
     result = measure(
         named.recipe, named.name, device=device, ways=_listed(ways), precisions=_listed(precisions), fused=fused,
-        repeats=repeats, noise=noise, on_row=_notice,
+        repeats=repeats, on_noise=noise, on_row=_notice,
     )  # fmt: skip
     table = _table(
         f"{named.name}, {result['method']}: {result['clients']} clients a round on {result['device']}", *BENCH_COLUMNS

@@ -22,11 +22,11 @@ class FlopCounter:
         """Forward and backward passes over all samples that the client trains on, having taken part `earlier` times."""
         sizes = {name: len(positions) for name, positions in self.setting.subsets(client).items()}
         phases = self.setting.method.phases(self.setting.training, earlier)
-        costs = self._costs(client, earlier)
+        costs = self.of_sample(client, earlier)
         spent = (cost * sizes[phase.subset] * phase.epochs for cost, phase in zip(costs, phases, strict=True))
         return round(sum(spent))
 
-    def _costs(self, client: int, earlier: int) -> list[float]:
+    def of_sample(self, client: int, earlier: int) -> list[float]:
         """For each phase, FLOPs of one sample in one training step."""
         key = (self.setting.models[client], earlier > 0)
         if key not in self._per_sample:
