@@ -18,6 +18,7 @@ from fedmrl.engines.program import Trainer
 from fedmrl.errors import UserError
 from fedmrl.federation.loop import pick_device
 from fedmrl.federation.setup import prepare, schedule
+from fedmrl.federation.summary import device_name
 from fedmrl.messages import Tensors, Upload, copy
 from fedmrl.methods import Round
 
@@ -64,7 +65,6 @@ def measure(
         found = _measured(row, recipe, place, data, repeats, before)
         measured.append(found)
         on_row(f"{row.label}: {found['shown'][1]} samples/s, ready after {_said(found['seconds_to_start'])}")
-    gpu = place.type == "cuda"
     return {
         "recipe": name,
         "method": recipe.method.name,
@@ -72,7 +72,7 @@ def measure(
         "batch_size": recipe.training.batch_size,
         "epochs": recipe.training.epochs,
         "noise": on_noise,
-        "device": torch.cuda.get_device_name(place) if gpu else f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
+        "device": device_name(place),
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
         "rows": measured,
     }

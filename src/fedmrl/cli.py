@@ -1,10 +1,11 @@
-"""The command line: `fedmrl run`, `compare`, `bench`, `partition`, `models`, `methods`, `recipes`, `data`."""
+"""The command line: `fedmrl run`, `compare`, `reproduce`, `bench`, `partition`, `models`, `methods`, `recipes`, `data`."""
 
 import json
 import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -20,7 +21,7 @@ from fedmrl.config import NamedRecipe, Recipe, known_keys, known_recipes, load_n
 from fedmrl.data import sources
 from fedmrl.data.partition import partition as deal
 from fedmrl.data.sources import CIFAR_FILES, data_dir
-from fedmrl.engines import ENGINES
+from fedmrl.engines import ENGINES, check_engine
 from fedmrl.errors import DivergedError, InterruptedRun, UserError
 from fedmrl.federation.folder import new_folder
 from fedmrl.federation.loop import run_seeds
@@ -30,6 +31,8 @@ from fedmrl.methods import METHODS
 from fedmrl.models import CNNS
 from fedmrl.progress import watching
 from fedmrl.report.tables import COLUMNS, amount
+from fedmrl.reproduce.experiments import EXPERIMENTS, Scale, Wanted
+from fedmrl.reproduce.measure import Clock
 
 
 class _Commands(TyperGroup):
@@ -270,6 +273,101 @@ def _recipes(recipe: str, names: Sequence[str], settings: Sequence[str]) -> tupl
         for name in takers:
             changes[name][field] = parse_value(value)
     return named, {name: named.recipe.with_method(name, changes[name]) for name in names}
+
+
+@app.command()
+def reproduce(
+    what: Annotated[
+        str, typer.Argument(metavar="WHAT", help=f"{', '.join(EXPERIMENTS)}; all; search; or one cell by its name")
+    ],
+    quick: Annotated[bool, typer.Option("--quick", help="a small version on digits, for a CPU, in minutes")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="list what would be run, and how long it should take")] = False,
+    seeds: Annotated[str | None, typer.Option(help="which seeds, separated by commas; else those of the tables")] = None,
+    out_dir: Annotated[Path | None, typer.Option("--out", help="else results/paper, or results/quick")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="how many runs at once, each a process of its own")] = 1,
+    report: Annotated[bool, typer.Option(help="write tables, figures and the page at the end")] = True,
+    device: Device = "auto",
+    engine: EngineName = "auto",
+) -> None:
+    """Measure the paper's tables and figures. What is measured is skipped; a run that was stopped goes on."""
+    from fedmrl.reproduce.experiments import PAPER, QUICK
+    from fedmrl.reproduce.measure import measure_all, missing
+    from fedmrl.reproduce.search import find
+
+    scale = QUICK if quick else PAPER
+    folder = out_dir or Path("results") / scale.name
+    found = find(what, scale)
+    if seeds is not None:
+        found = [replace(one, seeds=tuple(_seeds(seeds, 0))) for one in found]
+    check_engine(engine)
+    left = missing(found, folder)
+    if dry_run:
+        _print_plan(found, left, Clock(folder, device))
+        return
+    _notice(f"{len(found) - len(left)} of {len(found)} cells are measured in {folder}")
+
+    def watch(one: Wanted) -> Any:
+        return watching(err, f"{one.name}, {_plural('seed', one.seeds)}", one.recipe.rounds)
+
+    try:
+        for line in measure_all(left, folder, jobs=jobs, quick=quick, device=device, engine=engine, watch=watch):
+            _notice(line)
+    except (InterruptedRun, KeyboardInterrupt):
+        _end("stopped; the same command goes on from here", 130)
+    if report:
+        _print_reproduction(folder, scale)
+
+
+def _print_plan(found: Sequence[Wanted], left: Sequence[Wanted], clock: Clock) -> None:
+    missing = {one.name: one for one in left}
+    table = _table(f"On {clock.device}", "cell", "seeds", "measured", "to run", "estimate", "by")
+    total = 0.0
+    for one in found:
+        seeds = missing[one.name].seeds if one.name in missing else ()
+        estimate = clock.estimate(missing[one.name]) if seeds else None
+        total += estimate.seconds if estimate else 0.0
+        table.add_row(
+            one.name,
+            ", ".join(map(str, one.seeds)),
+            str(len(one.seeds) - len(seeds)),
+            str(len(seeds)),
+            _duration(estimate.seconds) if estimate else "",
+            estimate.source if estimate else "",
+        )
+    out.print(table)
+    out.print(f"{sum(len(one.seeds) for one in left)} runs are left, about {_duration(total)} one after another.")
+
+
+def _print_reproduction(folder: Path, scale: Scale) -> None:
+    from fedmrl.reproduce.cells import read_cells
+
+    cells = read_cells(folder)
+    out.print(f"{len(cells)} cells are in {folder}/cells", soft_wrap=True, markup=False)
+    for cell in cells:
+        if cell.diverged:
+            err.print(
+                f"{cell.setting}/{cell.variant}, seed {cell.seed}: {cell.diverged['reason']}", soft_wrap=True, markup=False
+            )
+
+
+def _plural(word: str, values: Sequence[int]) -> str:
+    """The values with their name.
+
+    >>> _plural("seed", [0]), _plural("seed", [0, 1])
+    ('seed 0', 'seeds 0, 1')
+    """
+    return f"{word}{'s' if len(values) > 1 else ''} {', '.join(map(str, values))}"
+
+
+def _duration(seconds: float) -> str:
+    """As a person would say it.
+
+    >>> _duration(42), _duration(200), _duration(8000)
+    ('42 s', '3 min', '2.2 h')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 @app.command()

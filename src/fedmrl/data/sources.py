@@ -18,11 +18,13 @@ from pydantic import Field
 from fedmrl.errors import UserError
 from fedmrl.table import Table
 
+DataName = Literal["digits", "cifar10", "cifar100", "arrays"]
+
 
 class DataTable(Table):
     """The recipe's `[data]` table."""
 
-    name: Literal["digits", "cifar10", "cifar100", "arrays"] = Field("digits", description="which data")
+    name: DataName = Field("digits", description="which data")
     dir: str | None = Field(None, description="the folder with CIFAR's files; else $FEDMRL_DATA, else ~/.cache/fedmrl")
     file: str | None = Field(None, description="for arrays: an .npz with x and y, and x_test and y_test if there are")
     mean: list[float] | None = Field(None, description="subtracted from each channel or feature, in raw units; else measured")

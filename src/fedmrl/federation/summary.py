@@ -71,13 +71,16 @@ def facts(recipe: Recipe, setting: Setting, engine: str) -> dict[str, Any]:
         "mode": shown_mode(recipe),
         "view": shown_view(recipe),
         "engine": engine,
-        "device": torch.cuda.get_device_name(setting.device) if setting.device.type == "cuda" else _processor(),
+        "device": device_name(setting.device),
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
         "standardised_by": {"mean": setting.data.mean.tolist(), "std": setting.data.std.tolist()},
     }
 
 
-def _processor() -> str:
+def device_name(device: torch.device) -> str:
+    """What something ran on."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
     return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
 
 

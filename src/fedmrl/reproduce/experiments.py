@@ -1,6 +1,7 @@
 """Which runs each table and figure of the paper is made of."""
 
 import json
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -8,11 +9,14 @@ from importlib.resources import files
 from typing import Any
 
 from fedmrl.config import Recipe, load_recipe
-from fedmrl.errors import UserError
 from fedmrl.methods import METHODS
 
 METHOD_ORDER = ("standalone", "lg-fedavg", "fd", "fedproto", "fml", "fedkd", "fedapen", "fedmrl")
 """As the paper's tables have them."""
+HOMOGENEOUS = {"conv1": 4, "conv2": 8, "fc1": 64, "fc2": 32}
+"""What all clients have in a small reproduction, where they have the same."""
+PARTICIPANTS = 5
+"""Of a round in a small reproduction, however many clients there are; the paper has ten."""
 SAME_CATEGORY = ("fml", "fedkd", "fedapen")
 """Those that share a small model beside each client's own, as FedMRL does."""
 
@@ -33,17 +37,17 @@ class Scale:
     targets: Mapping[str, float]
     """The accuracy whose cost is counted, by dataset."""
     seeds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Seeds by federation; else seed 0 alone."""
+    """Seeds of the methods in the heterogeneous table, by federation; else seed 0 alone."""
 
     @property
     def main(self) -> str:
         """The federation that figures look into."""
         return self.federations[-1]
 
-    def seeds_of(self, setting: str) -> tuple[int, ...]:
-        """The seeds that a setting is run with."""
-        federation = setting.split("-")[1]
-        return self.seeds.get(federation, (0,)) if setting.count("-") == 1 else (0,)
+    def seeds_of(self, setting: str, variant: str) -> tuple[int, ...]:
+        """The seeds that a variant is run with in a setting."""
+        _, federation, *rest = setting.split("-", 2)
+        return self.seeds.get(federation, (0,)) if variant in METHODS and not rest else (0,)
 
 
 PAPER = Scale(
@@ -104,9 +108,7 @@ def printed() -> Mapping[str, Any]:
 
 
 def wanted(what: str, scale: Scale) -> list[Wanted]:
-    """The runs that an experiment is made of; `all` for every experiment. Each is named once."""
-    if what != "all" and what not in EXPERIMENTS:
-        raise UserError(f"there is no {what!r} to reproduce; choose {', '.join(EXPERIMENTS)}, or all")
+    """The runs that an experiment is made of, each once; `all` for every experiment."""
     found: dict[str, Wanted] = {}
     for name in EXPERIMENTS if what == "all" else [what]:
         for one in _runs(name, scale):
@@ -157,3 +159,50 @@ def dim_variant(d1: int, mrl: bool = True) -> str:
 def _methods(setting: str, methods: Sequence[str], scale: Scale) -> Iterator[Wanted]:
     for method in methods:
         yield _wanted(setting, method, scale)
+
+
+def _wanted(setting: str, variant: str, scale: Scale) -> Wanted:
+    return Wanted(setting, variant, recipe_of(setting, variant, scale), scale.seeds_of(setting, variant))
+
+
+def recipe_of(setting: str, variant: str, scale: Scale, searched: Mapping[str, Any] | None = None) -> Recipe:
+    """The setting's recipe with the method on top, as it was chosen for this dataset; or as a search wants it."""
+    method, changes = _variant(variant)
+    dataset, federation, *rest = setting.split("-", 2)
+    of_dataset = chosen().get(dataset, {})
+    own = {"method.name": method, **of_dataset.get("all", {}), **(searched or of_dataset.get(method, {})), **changes}
+    if scale.name == "paper":
+        return load_recipe(f"paper/{setting}", own)
+    clients = int(federation[1:])
+    return load_recipe("quick", {"clients": clients, "participation": PARTICIPANTS / clients, **_dealt(rest), **own})
+
+
+def _variant(variant: str) -> tuple[str, dict[str, Any]]:
+    """A variant's method, and what it changes.
+
+    >>> _variant("fedmrl-without-mrl-d1-150")
+    ('fedmrl', {'method.mrl': False, 'method.d1': 150})
+    """
+    if variant in METHODS:
+        return variant, {}
+    rest, _, d1 = variant.rpartition("-d1-")
+    return "fedmrl", {"method.mrl": rest == "fedmrl", "method.d1": int(d1)}
+
+
+def _dealt(rest: Sequence[str]) -> dict[str, Any]:
+    """What the last part of a small setting's name says."""
+    how, _, value = rest[0].partition("-") if rest else ("", "", "")
+    match how:
+        case "homogeneous":
+            return {"models.local": [HOMOGENEOUS]}
+        case "classes":
+            return {"partition.classes_per_client": int(value)}
+        case "dirichlet":
+            return {"partition.kind": "dirichlet", "partition.alpha": float(value)}
+    return {}
+
+
+@cache
+def chosen() -> Mapping[str, Any]:
+    """What the search chose, by dataset and method (`all`: for all of them)."""
+    return tomllib.loads((files("fedmrl.reproduce") / "chosen.toml").read_text())

@@ -1,0 +1,189 @@
+"""Measuring what is missing: runs that survive being stopped, and a cell written for each as soon as it is there."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from fedmrl.config import load_recipe
+from fedmrl.data import Dataset, sources
+from fedmrl.data.sources import DataName, DataTable
+from fedmrl.federation.loop import OnRound, pick_device, run_seeds
+from fedmrl.federation.setup import schedule
+from fedmrl.federation.summary import device_name
+from fedmrl.reproduce.cells import Cell, cell_of, file_of, hash_of, read_cell, read_cells, write_cell
+from fedmrl.reproduce.experiments import Wanted
+
+_SAMPLES = {"digits": 1_797, "cifar10": 60_000, "cifar100": 60_000}  # so that an estimate needs no data
+Watch = Callable[[Wanted], AbstractContextManager[OnRound]]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """How long a run should take here, and what that is drawn from."""
+
+    seconds: float
+    source: str
+
+
+def missing(wanted: Iterable[Wanted], folder: Path) -> list[Wanted]:
+    """What is not measured yet, each with the seeds that are still to be run. A cell of another recipe does not count."""
+    left = []
+    for one in wanted:
+        seeds = tuple(seed for seed in one.seeds if not _is_measured(one, seed, folder))
+        if seeds:
+            left.append(replace(one, seeds=seeds))
+    return left
+
+
+def _is_measured(one: Wanted, seed: int, folder: Path) -> bool:
+    path = file_of(folder, one.setting, one.variant, seed)
+    return path.is_file() and read_cell(path).hash == hash_of(one.recipe)
+
+
+def measure(one: Wanted, folder: Path, *, device: str = "auto", engine: str = "auto", watch: Watch | None = None) -> list[Cell]:
+    """Run it with its seeds as one, and write a cell for each. If it was stopped before, it goes on from there."""
+    runs = [folder / "running" / one.setting / f"{one.variant}-seed-{seed}" for seed in one.seeds]
+    for path in runs:
+        _forget_other(path, one)
+    resume = any((path / "config.toml").exists() for path in runs)
+    started = time.monotonic()
+    with watch(one) if watch else nullcontext() as on_round:
+        outcomes = run_seeds(
+            one.recipe, one.seeds, outs=runs, resume=resume, device=device, engine=engine, data=_data(one.recipe.data.name),
+            on_round=on_round,
+        )  # fmt: skip
+    facts = {
+        "command": f"fedmrl reproduce {one.name} --seeds {','.join(map(str, one.seeds))}",
+        "together": len(one.seeds),
+        "wall_seconds": round(time.monotonic() - started, 1),
+    }
+    cells = []
+    for seed, path, outcome in zip(one.seeds, runs, outcomes, strict=True):
+        recipe = one.recipe.model_copy(update={"seed": seed})
+        written = json.loads((path / "summary.json").read_text())
+        on_what = {name: written[name] for name in ("device", "versions", "engine")}
+        cells.append(cell_of(one.setting, one.variant, recipe, outcome, {**facts, **on_what}))
+        write_cell(folder, cells[-1])
+        shutil.rmtree(path, ignore_errors=True)
+    for parent in (runs[0].parent, runs[0].parent.parent):
+        if not any(parent.iterdir()):
+            parent.rmdir()
+    return cells
+
+
+def measure_all(
+    left: Sequence[Wanted], folder: Path, *, jobs: int, quick: bool, device: str, engine: str, watch: Watch | None = None
+) -> Iterator[str]:
+    """The same for many; a line for each that ends. With several at once, one keeps the device busy while another starts."""
+    started, todo, done = time.monotonic(), sum(map(_work, left)), 0.0
+    ends: Iterator[tuple[Wanted, str]]
+    if jobs == 1:
+        ends = ((one, _said(measure(one, folder, device=device, engine=engine, watch=watch))) for one in left)
+    else:
+        ends = _in_processes(left, folder, jobs, ["--device", device, "--engine", engine, *(["--quick"] if quick else [])])
+    for one, said in ends:
+        done += _work(one)
+        rest = (time.monotonic() - started) / done * (todo - done)
+        yield f"{one.name}: {said}, {rest:.0f} s left for the others"
+
+
+def _work(one: Wanted) -> float:
+    return samples_of(one) * len(one.seeds)
+
+
+def _said(cells: Iterable[Cell]) -> str:
+    found = [cell.measured("fair") for cell in cells]
+    return ", ".join("diverged" if accuracy is None else f"{accuracy:.1%}" for accuracy in found)
+
+
+def _in_processes(left: Sequence[Wanted], folder: Path, jobs: int, options: Sequence[str]) -> Iterator[tuple[Wanted, str]]:
+    def alone(one: Wanted) -> str:
+        asked = ["reproduce", one.name, "--seeds", ",".join(map(str, one.seeds)), "--out", str(folder), "--no-report", *options]
+        ended = subprocess.run([sys.executable, "-m", "fedmrl.cli", *asked], capture_output=True, text=True, check=False)
+        if ended.returncode:
+            return (ended.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+        return _said(read_cell(file_of(folder, one.setting, one.variant, seed)) for seed in one.seeds)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = {pool.submit(alone, one): one for one in left}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+
+
+def _forget_other(path: Path, one: Wanted) -> None:
+    """A run that was stopped under another recipe cannot go on."""
+    config = path / "config.toml"
+    if path.exists() and not (config.is_file() and hash_of(load_recipe(config)) == hash_of(one.recipe)):
+        shutil.rmtree(path)
+
+
+@cache
+def _data(name: DataName) -> Dataset:
+    """Loaded once, however many runs use it."""
+    return sources.load(DataTable(name=name))
+
+
+class Clock:
+    """Says how long runs should take on this device: by cells that were measured on it, else by a round that it times."""
+
+    def __init__(self, folder: Path, device: str = "auto") -> None:
+        self.place = pick_device(device)
+        self.device = device_name(self.place)
+        self._cells = [cell for cell in read_cells(folder) if cell.device == self.device and cell.status == "finished"]
+        self._timed: dict[str, float] = {}
+
+    def estimate(self, one: Wanted) -> Estimate:
+        """Of all its seeds."""
+        samples = samples_of(one) * len(one.seeds)
+        same_cell = [cell for cell in self._cells if (cell.setting, cell.variant) == (one.setting, one.variant)]
+        same_method = [cell for cell in self._cells if cell.method == one.recipe.method.name]
+        for cells, source in ((same_cell, "its other seeds"), (same_method, "other cells of the method")):
+            if cells:
+                return Estimate(self._start + samples / float(np.median([_samples_a_second(cell) for cell in cells])), source)
+        return Estimate(samples / self._rate(one), "a round, timed")
+
+    @property
+    def _start(self) -> float:
+        """Seconds of a run that are not in its rounds."""
+        return float(np.median([max(0.0, cell.wall_seconds - sum(cell.seconds.values())) for cell in self._cells]))
+
+    def _rate(self, one: Wanted) -> float:
+        """Samples a second of this method, by a round of the smallest kind."""
+        from fedmrl.bench import measure as timed
+
+        method = one.recipe.method.name
+        if method not in self._timed:
+            training = one.recipe.training.model_copy(update={"epochs": 1})
+            way = "captured" if self.place.type == "cuda" else "reference"
+            recipe = one.recipe.model_copy(update={"training": training})
+            result = timed(
+                recipe, one.name, device=self.place.type, ways=[way], precisions=[training.precision], fused=1, repeats=1,
+                on_noise=recipe.data.name != "digits",
+            )  # fmt: skip
+            self._timed[method] = float(result["rows"][0]["samples_per_second"])
+        return self._timed[method]
+
+
+def samples_of(one: Wanted) -> float:
+    """How many samples one seed trains on, from first round to last."""
+    recipe = one.recipe
+    turns = sum(map(len, schedule(recipe)))
+    return turns * recipe.training.epochs * _SAMPLES[recipe.data.name] * (1 - recipe.partition.test_share) / recipe.clients
+
+
+def _samples_a_second(cell: Cell) -> float:
+    recipe, clients = cell.recipe, cell.clients
+    assert clients is not None
+    turns = max(1, round(float(recipe["participation"]) * recipe["clients"])) * int(recipe["rounds"])
+    samples: float = turns * int(recipe["training"]["epochs"]) * sum(clients.train_samples) / len(clients.train_samples)
+    return samples * cell.together / max(sum(cell.seconds.values()), 1e-9)
