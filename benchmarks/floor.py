@@ -5,8 +5,8 @@
 Counted without padding. Operations are those of torch's own counter, over the rate of a large matrix product in the recipe's
 precision. Bytes are those that no order of work can save, over the speed of a large copy: weights are read for the forward
 pass; read again for the backward pass, where gradients are used up as they arise; weights and momentum are then written,
-and momentum read; what each layer puts out is written once and read once. With `--bench`, the fastest row of that file is
-set against it.
+and momentum read; what each layer puts out, after its ReLU and pooling, is written once and read once. With `--bench`, the
+fastest row of that file is set against it.
 """
 
 import argparse
@@ -79,7 +79,7 @@ def bytes_of_weights(setting: Setting, client: int) -> int:
 
 
 def bytes_of_sample(setting: Setting, client: int) -> int:
-    """What the layers put out for one sample, written and read, and the sample itself."""
+    """What linear and pooling layers put out for one sample, written and read, and the sample itself: the rest can be fused."""
     net, put_out = setting.fresh_net(client), 0
 
     def count(layer: nn.Module, inputs: Any, output: Tensor) -> None:
@@ -87,7 +87,7 @@ def bytes_of_sample(setting: Setting, client: int) -> int:
         put_out += output[0].numel()
 
     for layer in net.modules():
-        if not list(layer.children()):
+        if isinstance(layer, nn.Linear | nn.MaxPool2d):
             layer.register_forward_hook(count)
     phase = setting.method.phases(setting.training, earlier=1)[-1]
     x = torch.zeros(2, *setting.data.shape, device=setting.device, dtype=setting.dtype)

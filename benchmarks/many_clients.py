@@ -38,6 +38,12 @@ def peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def held() -> int:
+    """What it holds now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
 def measure(clients: int, file: Path) -> dict[str, object]:
     """One number of clients, in this process. Every client has 20 samples, however many clients there are."""
     import fedmrl
@@ -61,7 +67,7 @@ def measure(clients: int, file: Path) -> dict[str, object]:
     data = sources.load(recipe.data)
     cut = SAMPLES // max(CLIENTS) * clients
     data = type(data)(**{**data.__dict__, "x": data.x[:cut], "y": data.y[:cut], "official_train": cut})
-    before = peak()
+    before = held()
     with tempfile.TemporaryDirectory() as folder:
         run = fedmrl.run(recipe, data=data, store="disk", out=Path(folder) / "run")
     usual = [sum(record["seconds"].values()) for record in run.records[2:-1]]

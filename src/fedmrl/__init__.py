@@ -2,7 +2,7 @@
 
 from fedmrl.config import Recipe, load_recipe
 from fedmrl.errors import DivergedError, InterruptedRun, UserError
-from fedmrl.federation import Run, run
+from fedmrl.federation import Run, run, run_seeds
 from fedmrl.models import OwnModel, Split, split
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "UserError",
     "load_recipe",
     "run",
+    "run_seeds",
     "split",
 ]
 __version__ = "0.1.0"

@@ -24,7 +24,7 @@ from fedmrl.methods import Round
 
 WAYS = ("reference", "eager", "captured", "compiled")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp64")
-COLUMNS = ("way", "samples/s", "round", "gather", "step", "encode", "evaluate", "aggregate", "error")
+COLUMNS = ("way", "samples/s", "train", "gather", "step", "encode", "evaluate", "aggregate", "error")
 _NOISE = 60_000  # images
 
 
@@ -90,7 +90,7 @@ def _rows(
         raise UserError("--ways: captured and compiled are for a GPU, and this is a CPU; choose reference or eager")
     chosen = precisions or (("fp32", "tf32", "bf16") if gpu else (recipe.training.precision,))
     for way in there:
-        # The fastest way is shown in every precision, the others in the first.
+        # The last way is shown in every precision, the others in the first.
         for precision in chosen if way == there[-1] else chosen[:1]:
             yield _Row(way, precision)
     if fused > 1:
@@ -149,9 +149,9 @@ def _measured(
         "evaluate": _median(lambda: engine.evaluate(turns, modes), repeats, place),
         "aggregate": _median(_aggregation(settings, turns, outcomes, round_), repeats, place),
     }
-    trainer = engine.trainers[-1] if isinstance(engine, BatchedEngine) and engine.trainers else None
-    if trainer is not None:
-        seconds |= _split(trainer, repeats, place)
+    trainers = engine.trainers if isinstance(engine, BatchedEngine) else []
+    if trainers:
+        seconds |= _split(trainers, repeats, place)
     samples = sum(len(settings[turn.run].splits[turn.client].train) for turn in turns) * recipe.training.epochs
     error = _error(outcomes[: len(before["to"])], before)
     found = {
@@ -164,10 +164,10 @@ def _measured(
         "seconds_to_start": start,
         "error": error,
     }
-    if trainer is not None:
-        # Without what the host does once in a round, and with the slots that had run out of samples.
-        found["steps"] = trainer.steps
-        found["step_samples_per_second"] = trainer.steps * len(turns) * trainer.batch / (seconds["gather"] + seconds["step"])
+    if trainers:  # without what the host does once in a round
+        found["steps"] = sum(trainer.steps for trainer in trainers)
+        in_steps = sum(trainer.samples for trainer in trainers)
+        found["step_samples_per_second"] = in_steps / (seconds["gather"] + seconds["step"])
     spent = [_said(seconds.get(what)) for what in ("gather", "step", "encode", "evaluate", "aggregate")]
     rate = f"{found['samples_per_second']:,.0f}"
     found["shown"] = (row.label, rate, _said(seconds["train"]), *spent, f"{error:.0e}")
@@ -196,10 +196,10 @@ def _aggregation(
     return aggregate
 
 
-def _split(trainer: Trainer, repeats: int, place: torch.device) -> dict[str, float]:
-    """What of the steps of a round's last phase is for fetching and augmenting batches, and what for learning from them."""
-    both = _median(trainer.again, repeats, place)
-    alone = _median(trainer.gather_again(), repeats, place)
+def _split(trainers: Sequence[Trainer], repeats: int, place: torch.device) -> dict[str, float]:
+    """What of a round's steps is for fetching and augmenting batches, and what for learning from them."""
+    both = sum(_median(trainer.again, repeats, place) for trainer in trainers)
+    alone = sum(_median(trainer.gather_again(), repeats, place) for trainer in trainers)
     return {"gather": alone, "step": both - alone}
 
 

@@ -99,7 +99,9 @@ def run(
                 on_notice=_notice,
             )  # fmt: skip
     except InterruptedRun as stopped:
-        again = "the same command and --resume" if several else f"fedmrl run {shlex.quote(str(folder))} --resume"
+        again = f"fedmrl run {shlex.quote(str(folder))} --resume"
+        if several:
+            again = f"the same command and --out {shlex.quote(str(folder))} --resume"
         _end(f"{stopped}; go on with: {again}", 130)
     if not several:
         (one,) = done
@@ -109,13 +111,13 @@ def run(
         return
     finished = [one for one in done if isinstance(one, fedmrl.Run)]
     if as_json:
-        _print_json({"folder": str(folder), "runs": [one.summary for one in finished]})
+        _print_json({"folder": str(folder), "runs": [json.loads((path / "summary.json").read_text()) for path in outs]})
     else:
         _print_seeds(named.recipe, finished, folder)
     for seed, one in zip(chosen, done, strict=True):
         if isinstance(one, DivergedError):
             err.print(f"fedmrl: seed {seed}: {one}", soft_wrap=True, markup=False)
-    if not finished:
+    if len(finished) < len(done):
         raise typer.Exit(3)
 
 
@@ -402,7 +404,12 @@ def bench(
         table.add_row(*row["shown"])
     out.print(table)
     if out_file is not None:
-        plain = {**result, "rows": [{k: v for k, v in row.items() if k != "shown"} for row in result["rows"]]}
+        command = shlex.join(["fedmrl", *(word for word in sys.argv[1:] if word not in ("--out", str(out_file)))])
+        plain = {
+            "command": command,
+            **result,
+            "rows": [{k: v for k, v in row.items() if k != "shown"} for row in result["rows"]],
+        }
         write_whole(out_file, json.dumps(plain, indent=2) + "\n")
 
 

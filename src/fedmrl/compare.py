@@ -75,15 +75,22 @@ def compare(
         prepare(recipe, torch.device("cpu"), data=data)
     summaries: dict[str, list[dict[str, Any]]] = {name: [] for name in recipes}
     curves: dict[str, list[Curve]] = {name: [] for name in recipes}
+    said: set[str] = set()
+
+    def tell(line: str) -> None:
+        """What is the same for several methods is said once."""
+        if on_notice and line not in said:
+            said.add(line)
+            on_notice(line)
+
     for name in recipes:
         own = [folders[name, seed] for seed in seeds]
         goes_on = resume and any((folder / "config.toml").exists() for folder in own)
         with watch(name) if watch else nullcontext() as on_round:
             run_seeds(
                 recipes[name], seeds, outs=own, resume=goes_on, device=device, engine=engine, store=store, data=data,
-                on_round=on_round, on_notice=on_notice,
+                on_round=on_round, on_notice=tell,
             )  # fmt: skip
-        on_notice = None  # the other methods' clients are the same
         for folder in own:
             shutil.rmtree(folder / "checkpoint", ignore_errors=True)  # large, and a comparison has no use for it
             summary = json.loads((folder / "summary.json").read_text())

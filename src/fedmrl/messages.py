@@ -71,10 +71,10 @@ def weighted_mean(contents: Iterable[Mapping[str, Tensor]], weights: Iterable[fl
     {'w': tensor(3.)}
     """
     contents, weights = list(contents), list(weights)
-    mean = {}
+    mean, shares = {}, torch.tensor(weights, dtype=torch.float64) / sum(weights)
     for name, tensor in contents[0].items():
         stacked = torch.stack([content[name] for content in contents]).double()
         # Without a wait for the device, which `torch.tensor(…, device=…)` would mean.
-        shares = (torch.tensor(weights, dtype=torch.float64) / sum(weights)).to(tensor.device, non_blocking=True)
+        shares = shares.to(tensor.device, non_blocking=True)
         mean[name] = (stacked * shares.view(-1, *[1] * tensor.ndim)).sum(dim=0).to(tensor.dtype)
     return mean

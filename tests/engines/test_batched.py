@@ -234,13 +234,142 @@ def test_a_seed_that_diverges_leaves_the_others_alone_when_running_ahead(method,
 
 
 def test_plans_are_made_ahead_for_the_next_round_and_used(monkeypatch):
-    made = []
-    monkeypatch.setattr(
-        batched,
-        "plan",
-        lambda seed, index, client, own, phase: made.append((index, client)) or plan(seed, index, client, own, phase),
-    )
+    made, now = [], []
+    real = BatchedEngine.trained
+
+    def noted(seed, index, client, own, phase):
+        made.append((now[-1], index, client))
+        return plan(seed, index, client, own, phase)
+
+    def trained(self, round_, turns, then=()):
+        now.append(round_.index)
+        return real(self, round_, turns, then)
+
+    monkeypatch.setattr(batched, "plan", noted)
+    monkeypatch.setattr(BatchedEngine, "trained", trained)
     recipe = tiny_recipe("fedmrl", rounds=3)
     fedmrl.run(recipe, engine="batched")
-    asked = [(index, client) for index, clients in enumerate(schedule(recipe)) for client in clients]
+    asked = [(max(0, index - 1), index, client) for index, clients in enumerate(schedule(recipe)) for client in clients]
     assert sorted(made) == sorted(asked)
+
+
+def tied():
+    one, two = nn.Linear(256, 256), nn.Linear(256, 256)
+    two.weight = one.weight
+    return nn.Sequential(nn.Flatten(), one, nn.ReLU(), two, nn.ReLU(), nn.Linear(256, 4))
+
+
+def used_twice():
+    act = nn.PReLU()
+    return nn.Sequential(nn.Flatten(), nn.Linear(256, 8), act, nn.Linear(8, 8), act, nn.Linear(8, 4))
+
+
+def shared_relu():
+    relu = nn.ReLU()
+    return nn.Sequential(nn.Conv2d(1, 2, 5), relu, nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 8), relu, nn.Linear(8, 4))
+
+
+class Masked(nn.Module):
+    """A model with a mask of its own, which is none of a method's business."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.last = nn.Linear(256, 8), nn.Linear(8, 4)
+        self.register_buffer("mask", torch.tensor([True, False] * 4))
+
+    def forward(self, x):
+        return self.last(self.body(x.flatten(1)).masked_fill(self.mask, -torch.inf).softmax(dim=-1))
+
+
+@pytest.mark.parametrize(
+    ("build", "cut", "reason"),
+    [
+        (tied, "5", "local.extractor.3 shares its tensors with another layer"),
+        (used_twice, "5", "local.extractor.4 shares its tensors with another layer"),
+        (shared_relu, "6", None),
+        (Masked, "last", None),
+    ],
+)
+def test_layers_and_tensors_in_two_places_and_own_buffers_give_what_the_reference_engine_gives(build, cut, reason):
+    recipe = tiny_recipe("standalone", participation=1.0, rounds=2)
+    models = [OwnModel("odd", build, cut)] * 4
+    setting = prepare(recipe, CPU, models)
+    assert [loner.reason for loner in families(setting)[1]] == ([reason] if reason else [])
+    ends = []
+    for engine in ("batched", "reference"):
+        federation = Federation(recipe, prepare(recipe, CPU, models), schedule(recipe), engine, None)
+        federation.run(lambda _: None)
+        ends.append(federation.now.states)
+    for client, state in ends[0].items():
+        for name, tensor in state.items():
+            assert torch.allclose(tensor, ends[1][client][name], rtol=1e-9, atol=1e-9), name
+
+
+def test_a_phase_may_last_longer_for_some_clients_than_for_others(monkeypatch):
+    """Epochs that grow with each turn: what was made for few is not used for many."""
+    real = METHODS["standalone"].phases
+    monkeypatch.setattr(
+        METHODS["standalone"], "phases", lambda self, t, earlier: (replace(real(self, t, earlier)[0], epochs=1 + 2 * earlier),)
+    )
+    setting = prepare(tiny_recipe("standalone"), CPU)
+    both = [
+        [Turn(0, copy(setting.fresh_net(0).state_dict()), None, 0), Turn(2, copy(setting.fresh_net(2).state_dict()), None, 2)],
+        [Turn(0, copy(setting.fresh_net(0).state_dict()), None, 3)],
+    ]
+    engines = BatchedEngine(setting), ReferenceEngine(setting)
+    for index, asked in enumerate(both):
+        for one, two in zip(*(engine.train(Round(index, 3), asked) for engine in engines), strict=True):
+            assert one.loss == pytest.approx(two.loss, rel=1e-9)
+            assert all(torch.allclose(one.state[name], two.state[name], rtol=1e-9, atol=1e-9) for name in one.state)
+
+
+def test_a_model_is_judged_as_it_is_when_it_does_not_train():
+    class Loud(nn.Module):
+        """Does something else in training."""
+
+        def __init__(self):
+            super().__init__()
+            self.body, self.last = nn.Linear(256, 8), nn.Linear(8, 4)
+
+        def forward(self, x):
+            rep = self.body(x.flatten(1))
+            return self.last(rep * 0 if self.training else rep)
+
+    modes = []
+    real = batched.Judge.__init__
+
+    def noted(self, slots, *rest):
+        slots.family.net.train()
+        real(self, slots, *rest)
+        modes.append(slots.family.net.training)
+
+    setting = prepare(tiny_recipe("standalone"), CPU, [OwnModel("loud", Loud, "last")] * 4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batched.Judge, "__init__", noted)
+        BatchedEngine(setting).evaluate(turns(setting, [0]), ["local"])
+    assert modes == [False]
+
+
+def test_a_step_that_cannot_be_compiled_is_run_as_it_is_and_that_is_said(monkeypatch):
+    def fails(*_, **__):
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr(torch, "compile", fails)
+    setting = prepare(tiny_recipe("standalone"), CPU)
+    engine, lines = BatchedEngine(setting, way="compiled"), []
+    engine.tell = lines.append
+    (outcome,) = engine.train(Round(0, 3), turns(setting, [0]))
+    (expected,) = ReferenceEngine(setting).train(Round(0, 3), turns(setting, [0]))
+    assert outcome.loss == pytest.approx(expected.loss, rel=1e-9)
+    assert lines == ["a step cannot be compiled here (no compiler here); it is run as it is, which is slower"]
+
+
+def test_a_cohort_that_is_cut_is_said(monkeypatch):
+    setting = prepare(tiny_recipe("standalone", participation=1.0), CPU)
+    engine, lines = BatchedEngine(setting), []
+    engine.tell = lines.append
+    (family,) = {id(f): f for f in engine._family_of.values()}.values()
+    each = family.bytes_of_client + setting.training.batch_size * family.bytes_of_sample
+    monkeypatch.setattr(batched, "free_bytes", lambda _: 2.5 * each)
+    engine.train(Round(0, 3), turns(setting, [0, 1, 2, 3]))
+    assert lines == ["2 of 4 clients are trained at once, which is what fits into memory"]

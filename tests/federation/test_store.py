@@ -10,6 +10,7 @@ from tiny import tiny_recipe
 import fedmrl
 from fedmrl.errors import InterruptedRun, UserError
 from fedmrl.federation import store as stores
+from fedmrl.federation.loop import run_seeds
 from fedmrl.federation.setup import prepare
 from fedmrl.federation.store import DeviceStore, DiskStore, HostStore, choose
 
@@ -83,14 +84,32 @@ def test_without_a_folder_superseded_files_are_deleted(monkeypatch):
 
 def test_states_go_where_they_fit_and_it_is_said(monkeypatch):
     setting = prepare(tiny_recipe("fedmrl"), CPU)
-    store, line = choose("auto", setting, 4, None)
-    assert store.where == "device"
+    where, line = choose("auto", setting, 4)
+    assert where == "device"
     assert line.startswith("clients' states are kept in memory: at most ")
     monkeypatch.setattr(stores, "free_bytes", lambda _: 1000)
-    store, line = choose("auto", setting, 4, None)
-    assert store.where == "disk"
+    where, line = choose("auto", setting, 4)
+    assert where == "disk"
     assert line.startswith("clients' states are kept on disk: at most ")
-    store.close()
+
+
+def test_clients_that_never_take_part_are_counted_since_they_are_kept_for_evaluations():
+    lines = []
+    recipe = tiny_recipe("fedmrl", rounds=1, participation=0.25)
+    fedmrl.run(recipe, on_notice=lines.append)
+    assert lines[-1].endswith("for 4 clients")
+    lines.clear()
+    run_seeds(recipe, [0, 1], on_notice=lines.append)
+    assert lines[-1].endswith("for 8 clients")
+
+
+def test_a_store_in_the_host_s_memory_copies_and_gives_back(tmp_path):
+    store, state = HostStore(CPU), {"a": torch.ones(2, 3)}
+    kept = store.keep(0, 1, state)
+    given = store.load(kept)
+    given["a"].zero_()
+    assert torch.equal(store.load(kept)["a"], torch.ones(2, 3))
+    assert store.shapes(kept) == {"a": [2, 3]}
 
 
 def test_a_store_that_there_is_not_is_refused():

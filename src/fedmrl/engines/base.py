@@ -132,6 +132,8 @@ class Engine(ABC):
         """Of one run, or of several that are made as one: they differ in the seed, and in what follows from it."""
         self.settings = settings
         self.setting = settings[0]
+        self.tell: Callable[[str], None] = lambda line: None
+        """Hears what comes up while it works, a line at a time."""
 
     @property
     def notices(self) -> list[str]:

@@ -114,10 +114,13 @@ class BatchedEngine(Engine):
     def _slots_for(self, family: Family, wanted: int, grow: bool) -> Slots:
         slots, asked = self._slots.get(id(family), (None, 0))
         if slots is None or (grow and wanted > asked):
-            # What was made for fewer clients goes first, so that its memory is free.
+            # What was made for fewer clients goes first, with all that looks into its memory, so that this is free.
+            for spec in family.specs:
+                self._nets.pop(spec, None)
             self._trainers = [known for known in self._trainers if known[0] is not slots]
             self._judges = [known for known in self._judges if known[0] is not slots]
             self._slots.pop(id(family), None)
+            slots = None
             slots = Slots(family, self._fitting(family, wanted))
             self._slots[id(family)] = (slots, wanted)
         return slots
@@ -126,7 +129,10 @@ class BatchedEngine(Engine):
         """How many clients are trained at once: all, or equal parts of them that fit into memory."""
         each = family.bytes_of_client + self.setting.training.batch_size * family.bytes_of_sample
         at_once = max(1, int(_FILLED * free_bytes(self.setting.device) // each))
-        return -(-wanted // -(-wanted // at_once))
+        chosen = -(-wanted // -(-wanted // at_once))
+        if chosen < wanted:
+            self.tell(f"{chosen} of {wanted} clients are trained at once, which is what fits into memory")
+        return chosen
 
     def _seat(self, slots: Slots, turns: Sequence[Turn]) -> None:
         """Put the clients' states into the slots, if they do not lie there since they were trained."""
@@ -227,7 +233,15 @@ class BatchedEngine(Engine):
         )
         B = min(self.setting.training.batch_size, longest)
         schedule = Schedule(phase.epochs * -(-longest // B), slots.count, B, self.samples, phase.augment)
-        trainer = Trainer(slots, phase, schedule, self._runner())
+        try:
+            trainer = Trainer(slots, phase, schedule, self._runner())
+        except Exception as error:  # a compiler can fail on what runs well without it
+            if self._way != "compiled":
+                raise
+            first = next(iter(str(error).splitlines()), type(error).__name__)
+            self.tell(f"a step cannot be compiled here ({first}); it is run as it is, which is slower")
+            self._way = "captured" if self.setting.device.type == "cuda" else "eager"
+            trainer = Trainer(slots, phase, schedule, self._runner())
         self._trainers.append((slots, _kind(phase), trainer))
         return trainer
 
@@ -270,9 +284,9 @@ def _told(fetched: Callable[[], list[list[float]]], slot: int) -> tuple[float, b
 
 
 def _kind(phase: Phase) -> Any:
-    """What makes two phases the same program: rates, epochs and bounds in time are data to it."""
+    """What makes two phases the same program: rates are data to it, and so is what some of its clients do without."""
     flags = (phase.momentum > 0, phase.weight_decay > 0, phase.clip is not None)
-    return (phase.loss, tuple(phase.lr), phase.subset, phase.augment, dict(phase.bounds), flags)
+    return (phase.loss, tuple(phase.lr), phase.epochs, phase.subset, phase.augment, dict(phase.bounds), flags)
 
 
 def _next_phase(left: Sequence[Sequence[Phase]]) -> Phase:

@@ -41,7 +41,7 @@ def families(setting: Setting) -> tuple[list[Family], list[Loner]]:
     for alike in trial.alike():
         left = alike
         while left:
-            first, reason = left[0], "it mixes the samples of a batch"
+            first, reason = left[0], "in a stack it does not compute what it computes alone"
             try:
                 fitting = trial.fitting(left)
             except Exception as error:  # whatever a user's module raises when it is called for many clients at once
@@ -57,10 +57,15 @@ def families(setting: Setting) -> tuple[list[Family], list[Loner]]:
 
 def _layer_at_fault(net: nn.Module) -> str | None:
     for name, module in net.named_modules():
+        said = f"{name} ({type(module).__name__})"
         if isinstance(module, _BatchNorm):
-            return f"{name} ({type(module).__name__}) normalises over the batch"
-        if isinstance(module, _DropoutNd) and module.p > 0:
-            return f"{name} ({type(module).__name__}) draws random numbers"
+            return f"{said} normalises over the batch"
+        if (isinstance(module, _DropoutNd) and module.p > 0) or isinstance(module, nn.RReLU):
+            return f"{said} draws random numbers"
+        if isinstance(module, nn.RNNBase):
+            return f"{said} cannot be called for many clients at once"
+    if shared := [name for name in net.state_dict() if name not in all_tensors(net)]:
+        return f"{shared[0].rpartition('.')[0]} shares its tensors with another layer"
     return None
 
 
@@ -84,8 +89,8 @@ class _Trial:
     def _net(self, spec: ModelSpec) -> ClientNet:
         net = self.setting.fresh_net(self.client_of[spec])
         rng = torch.Generator().manual_seed(0)
-        for _, buffer in net.named_buffers():
-            # What was received is zero in a fresh net, which would hide how a loss depends on it.
+        for buffer in net.buffers(recurse=False):
+            # What was received is zero in a fresh net, which would hide how a loss depends on it. A model's own stay.
             if buffer.dtype == torch.bool:
                 buffer.fill_(True)
             elif buffer.is_floating_point() and buffer.ndim:
@@ -115,6 +120,8 @@ class _Trial:
     def _agreeing(self, specs: Sequence[ModelSpec]) -> list[ModelSpec]:
         """Those that compute in a stack, through the first one's net, what they compute alone."""
         net, K, method = self._called(specs[0]), len(specs), self.setting.method
+        if any(name not in all_tensors(net) for name in net.state_dict()):
+            return []  # one tensor under two names
         stack = self._stack(specs)
         x = self.x.expand(K, *self.x.shape)
         agree = dict.fromkeys(specs, True)

@@ -8,6 +8,7 @@ own: Triton kernels on a GPU, torch's convolution client by client elsewhere.
 """
 
 import importlib.util
+from collections import Counter
 from itertools import pairwise
 from typing import Any
 
@@ -17,19 +18,22 @@ from torch import Tensor, nn
 from torch.nn.grad import conv2d_weight
 
 _ALIGNED = 4  # channels that a GPU reads at once
+_WIDEST, _LARGEST = 128, 3200  # channels, and numbers in a patch: the kernels keep as many in a GPU's fast memory
 
 
 def stackable_layers(net: nn.Module) -> None:
     """Let plain convolutions, and ReLU with 2 × 2 pooling behind it, compute by the operators below.
 
-    Names and parameters stay as they are.
+    Names and parameters stay as they are. A layer that stands in more than one place is left alone.
     """
+    places = Counter(id(module) for _, module in net.named_modules(remove_duplicate=False))
     for module in net.modules():
         if type(module) is nn.Conv2d and _plain(module):
             module.__class__ = StackableConv2d
         if type(module) is nn.Sequential:
             for one, next_one in pairwise(module):
-                if type(one) is nn.ReLU and type(next_one) is nn.MaxPool2d and _halves(next_one):
+                alone = places[id(one)] == places[id(next_one)] == 1
+                if alone and type(one) is nn.ReLU and type(next_one) is nn.MaxPool2d and _halves(next_one):
                     one.__class__ = nn.Identity  # type: ignore[assignment]
                     next_one.__class__ = StackableReluPool
 
@@ -43,6 +47,9 @@ def _halves(pool: nn.MaxPool2d) -> bool:
 def _plain(conv: nn.Conv2d) -> bool:
     unit = (1, 1)
     shape = conv.stride == unit and conv.dilation == unit and conv.groups == 1
+    patch = conv.in_channels * conv.kernel_size[0] * conv.kernel_size[1]
+    if max(conv.in_channels, conv.out_channels) > _WIDEST or patch > _LARGEST:
+        return False  # too wide for the GPU kernels, and wide enough for torch's own
     return shape and conv.padding_mode == "zeros" and not isinstance(conv.padding, str)
 
 

@@ -28,6 +28,7 @@ Way = Literal["eager", "captured", "compiled"]
 """How steps run: as Python calls, replayed from a CUDA graph, or compiled first and then replayed."""
 
 _OPTIONS: dict[str, Any] = {"triton.coalesce_tiling_analysis": False}  # with it, torch 2.11 fails on a step
+_SETTINGS = ("momentum", "weight_decay", "clip")  # of a phase, one value for each client
 _WARM_UP = 3  # steps before a capture, as CUDA graphs ask for
 
 
@@ -64,7 +65,7 @@ class Runner:
             return eagerly
         graph = self._captured(one)
 
-        def replayed(steps: int) -> None:
+        def replayed(steps: int, kept: Any = one) -> None:  # kept: what is compiled may own tensors that the graph reads
             refresh()
             for _ in range(steps):
                 graph.replay()
@@ -114,7 +115,6 @@ class Schedule:
 
     def __init__(self, steps: int, clients: int, batch: int, samples: Samples, augment: Augmentation) -> None:
         self.augment = augment
-        self.steps = steps
         device = samples.device
         index_SKB = torch.full((steps, clients, batch), -1, dtype=torch.int32, device=device)
         step = torch.zeros(1, dtype=torch.int64, device=device)
@@ -195,15 +195,15 @@ class Trainer:
         }
         self._runner = runner
         self._advance = runner.prepared(schedule.gather, schedule.fed, self._step, self.state)
-        self.steps, self.batch = 0, schedule.fed["index"].shape[2]
-        """Steps of the last run, and samples of a client in each."""
+        self.steps, self.samples, self.batch = 0, 0, schedule.fed["index"].shape[2]
+        """Steps of the last run, samples that were trained on in them, and how many of a client fit into one."""
 
     def run(self, phases: Mapping[int, Phase], plans: Mapping[int, Plan]) -> tuple[Tensor, Sums]:
         """Train the clients in these slots; gives each slot's loss, added up over samples, and its sums."""
-        self.steps = self.schedule.load(plans)
+        self.steps, self.samples = self.schedule.load(plans), sum(plan.order_EN.size for plan in plans.values())
         state, B = self.state, self.batch
         K = self.slots.count
-        columns: dict[str, list[float]] = {name: [0.0] * K for name in (*phases_rates(self.phase), *_SETTINGS, "sums_from")}
+        columns: dict[str, list[float]] = {name: [0.0] * K for name in (*_rates(self.phase), *_SETTINGS, "sums_from")}
         for slot, phase in phases.items():
             for part, rate in phase.lr.items():
                 columns[f"rate {part}"][slot] = rate
@@ -222,6 +222,7 @@ class Trainer:
 
     def again(self) -> None:
         """The last run's steps once more, for their time."""
+        self.slots.states = []
         self.schedule.fed["step"].zero_()
         self._advance(self.steps)
 
@@ -271,10 +272,7 @@ class Trainer:
             value.copy_(torch.where(active, new, value))
 
 
-_SETTINGS = ("momentum", "weight_decay", "clip")
-
-
-def phases_rates(phase: Phase) -> list[str]:
+def _rates(phase: Phase) -> list[str]:
     return [f"rate {part}" for part in phase.lr]
 
 
@@ -305,6 +303,7 @@ class Judge:
         device = schedule.fed["x"].device
         right = {mode: torch.zeros(slots.count, dtype=torch.int64, device=device) for mode in modes}
         self.state: dict[str, Any] = {"tensors": slots.tensors, "right": right}
+        slots.family.net.eval()  # what is captured now is what is replayed
         self._advance = runner.prepared(schedule.gather, schedule.fed, self._step, self.state)
 
     def run(self, plans: Mapping[int, Plan]) -> dict[str, Tensor]:

@@ -65,7 +65,10 @@ class ReferenceEngine(Engine):
 
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="fedmrl")
-        return list(self._pool.map(with_its_share, turns))
+        try:
+            return list(self._pool.map(with_its_share, turns))
+        finally:
+            torch.set_num_threads(self._threads)  # threads that start later take the number that was set last
 
     def _draws(self) -> bool:
         """Whether some model draws random numbers as it trains. All threads would draw from one generator."""

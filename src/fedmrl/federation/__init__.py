@@ -1,5 +1,5 @@
 """A federation: who takes part, what they send, what is averaged, measured and kept."""
 
-from fedmrl.federation.loop import Run, run
+from fedmrl.federation.loop import Run, run, run_seeds
 
-__all__ = ["Run", "run"]
+__all__ = ["Run", "run", "run_seeds"]

@@ -60,8 +60,9 @@ class Checkpoint:
             "times": {str(client): n for client, n in snapshot.times.items()},
         }
         write_whole(self.folder / "state.json", json.dumps(index, indent=1))
+        counts = {server, *clients.values()}
         for path in self.folder.glob("*.safetensors"):
-            if path.name != server and path.name not in clients.values():
+            if path.name not in counts:
                 path.unlink()
         self._saved = snapshot
 

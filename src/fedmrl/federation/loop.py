@@ -16,7 +16,7 @@ from fedmrl.federation.checkpoint import Snapshot
 from fedmrl.federation.folder import RunFolder, refuse_used
 from fedmrl.federation.setup import prepare, schedule
 from fedmrl.federation.stopwatch import Stopwatch
-from fedmrl.federation.store import DeviceStore, Kept, Store, check_store, choose
+from fedmrl.federation.store import DeviceStore, Kept, Store, check_store, choose, make_store
 from fedmrl.messages import Size, Tensors, Upload, copy, size
 from fedmrl.methods import Round
 from fedmrl.metrics.flops import FlopCounter
@@ -26,6 +26,7 @@ OnRound = Callable[[Mapping[str, Any]], None]
 OnNotice = Callable[[str], None]
 
 _LOADED = 128 * 1024**2  # bytes of states that are fetched for an evaluation at once, if they do not lie on the device
+_ANSWERED = 500  # clients that are answered at once for an evaluation
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,8 @@ def run_seeds(
 ) -> list[Run | DivergedError]:
     """Run a recipe with several seeds as one, each into its folder of `outs`: every run gives what it would give alone.
 
-    One that diverges is returned as its error, and the others go on. `on_round` hears the mean over the seeds.
+    One that diverges is returned as its error, and the others go on. `on_round` hears the mean over the seeds. What a round
+    takes is that of all of them together, in each one's records.
     """
     check_engine(engine)
     check_store(store)
@@ -112,18 +114,18 @@ def run_seeds(
             done[number] = Run(one, summary, folder.records(one.rounds), folder.path)
     if left := [number for number in range(len(seeds)) if number not in done]:
         working = engine_for(engine, *(settings[number] for number in left))
+        working.tell = on_notice
         for line in working.notices:
             on_notice(line)
-        schedules = [schedule(seeded[number]) for number in left]
-        joining = sum(len({client for clients in who for client in clients}) for who in schedules)
+        where, line = choose(store, settings[left[0]], recipe.clients * len(left))
+        on_notice(line)
         federations: list[Federation] = []
-        for number, who in zip(left, schedules, strict=True):
-            folder = folders[number]
+        for number in left:
+            folder, who = folders[number], schedule(seeded[number])
             if folder:
                 folder.beside = len(left) - 1
-            kept, line = choose(store, settings[number], joining, folder.checkpoint.folder if folder else None)
+            kept = make_store(where, place, folder.checkpoint.folder if folder else None)
             federations.append(Federation(seeded[number], settings[number], who, working, folder, kept, len(federations)))
-        on_notice(line)
         try:
             done |= dict(zip(left, together(working, federations, on_round or (lambda _: None)), strict=True))
         finally:
@@ -317,10 +319,10 @@ class Federation:
         return result
 
     def _at_once(self, clients: list[int]) -> Iterable[list[int]]:
-        """The clients whose states are fetched together: all, if they lie on the device anyway."""
-        if self.store.where == "device" or not clients:
-            return [clients]
-        each = max(1, _LOADED // max(1, size(self.state(clients[0])).bytes))
+        """The clients whose states and answers are fetched together."""
+        each = _ANSWERED
+        if self.store.where != "device" and clients:
+            each = max(1, _LOADED // max(1, size(self.state(clients[0])).bytes))
         return [clients[first : first + each] for first in range(0, len(clients), each)]
 
     def _accuracy(
@@ -443,7 +445,9 @@ def _answered(engine: Engine, asking: Generator[Asks, Any, Any]) -> Any:
 
 
 def _mean_record(records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """A round of several runs in one record, for those who watch: accuracies and losses are means over the runs."""
+    """A round of several runs in one record, for those who watch: accuracies and losses are means over the runs, the rest is
+    the first one's.
+    """
     if len(records) == 1:
         return records[0]
 

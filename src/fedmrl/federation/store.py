@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import torch
 from safetensors import safe_open
@@ -15,7 +15,7 @@ from fedmrl.files import replacing
 from fedmrl.memory import free_bytes, said
 from fedmrl.messages import Tensors, size
 
-Where = Literal["auto", "device", "host", "disk"]
+Place = Literal["device", "host", "disk"]
 Kept = Tensors | Path
 """A state as a store keeps it: its tensors, or the file that holds them."""
 
@@ -150,8 +150,8 @@ def check_store(where: str) -> None:
         raise UserError(f"--store: there is no {where!r}; choose auto, device, host or disk")
 
 
-def choose(where: str, setting: Setting, clients: int, checkpoint: Path | None) -> tuple[Store, str]:
-    """The store for so many clients' states, where they fit if that is not said, and a line that says so."""
+def choose(where: str, setting: Setting, clients: int) -> tuple[Place, str]:
+    """Where so many clients' states are kept: where they fit, if that is not said. And a line that says so."""
     device, host = setting.device, torch.device("cpu")
     largest = max(size(setting.fresh_net(setting.models.index(spec)).state_dict()).bytes for spec in set(setting.models))
     needed = largest * clients
@@ -160,12 +160,14 @@ def choose(where: str, setting: Setting, clients: int, checkpoint: Path | None) 
         where = next((place for place, enough in fits.items() if enough), "disk")
     if where == "host" and device.type == "cpu":
         where = "device"
-    store: Store
+    in_memory = "in memory" if device.type == "cpu" else "on the GPU"
+    there = {"device": in_memory, "host": "in the host's memory", "disk": "on disk"}[where]
+    line = f"clients' states are kept {there}: at most {said(needed)} for {clients} clients"
+    return cast(Place, where), line
+
+
+def make_store(where: Place, device: torch.device, checkpoint: Path | None) -> Store:
+    """The store there; one on disk writes into a run's checkpoint, if it has one."""
     if where == "disk":
-        store = DiskStore(device, checkpoint)
-    elif where == "host":
-        store = HostStore(device)
-    else:
-        store = DeviceStore(device)
-    place = {"device": "in memory" if device.type == "cpu" else "on the GPU", "host": "in the host's memory", "disk": "on disk"}
-    return store, f"clients' states are kept {place[where]}: at most {said(needed)} for {clients} clients"
+        return DiskStore(device, checkpoint)
+    return HostStore(device) if where == "host" else DeviceStore(device)

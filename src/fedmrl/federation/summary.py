@@ -11,6 +11,7 @@ from fedmrl.config import Recipe
 from fedmrl.engines import Setting
 from fedmrl.federation.checkpoint import Snapshot
 
+STAGES = ("train", "aggregate", "store", "evaluate")
 Accuracies = Mapping[str, Mapping[str, Mapping[int, float]]]
 """Accuracy by view (`own`, `aggregated`), mode and client."""
 
@@ -57,7 +58,7 @@ def summarise(
             for target in recipe.evaluation.targets
             for whose in ("all", "participants")
         ],
-        "seconds": {what: sum(r["seconds"][what] for r in records) for what in ("train", "aggregate", "store", "evaluate")},
+        "seconds": {what: sum(r["seconds"].get(what, 0.0) for r in records) for what in STAGES},
         "clients": client_rows(recipe, setting, snapshot, final),
     }
 

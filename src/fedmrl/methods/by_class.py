@@ -7,6 +7,7 @@ client's latest upload under `<client>/<name>`, and what they add up to for ever
 from collections.abc import Mapping, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedmrl.messages import Tensors, Upload
@@ -17,17 +18,14 @@ def keep_uploads(server: Mapping[str, Tensor], uploads: Sequence[Upload], what: 
     kept = kept_uploads(server) | {upload.client: upload.content for upload in uploads}
     contents = [kept[client] for client in sorted(kept)]
     state = {f"{client}/{name}": tensor for client in sorted(kept) for name, tensor in kept[client].items()}
-    # All clients' rows in one table, each in a place of its own: then sums are made in the same order every time.
     labels = torch.cat([content["classes"] for content in contents])
     rows = torch.cat([content[what] for content in contents]).double()
-    weight = (
-        torch.cat([content["counts"] for content in contents]).double() if "counts" in contents[0] else rows.new_ones(len(rows))
-    )
-    client = torch.repeat_interleave(torch.tensor([len(content["classes"]) for content in contents])).to(labels.device)
-    classes = 1 + int(labels.max())
-    sums = rows.new_zeros(len(contents), classes, rows.shape[1]).index_put((client, labels), rows * weight[:, None])
-    weights = rows.new_zeros(len(contents), classes).index_put((client, labels), weight)
-    return state | {"sum": sums.sum(dim=0), "weight": weights.sum(dim=0)}
+    weight = rows.new_ones(len(rows))
+    if "counts" in contents[0]:
+        weight = torch.cat([content["counts"] for content in contents]).double()
+    # As a product, and not added row by row: a GPU does that in whatever order comes.
+    of_class = F.one_hot(labels).double().T
+    return state | {"sum": of_class @ (rows * weight[:, None]), "weight": of_class @ weight}
 
 
 def kept_uploads(server: Mapping[str, Tensor]) -> dict[int, Tensors]:

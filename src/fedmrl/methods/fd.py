@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedmrl.messages import Tensors, Upload
 from fedmrl.methods.base import Batch, ClientNet, Method, Round, Task, cross_entropy
-from fedmrl.methods.by_class import keep_uploads, kept_uploads, means, weighted_rows, write_rows
+from fedmrl.methods.by_class import keep_uploads, means, weighted_rows, write_rows
 from fedmrl.models import Split
 from fedmrl.training import Sums
 
@@ -60,7 +60,8 @@ class FD(Method):
             return {}
         sums_CC, count_C = server["sum"], server["weight"]
         dtype = next(tensor.dtype for name, tensor in server.items() if name.endswith("/outputs"))
-        if own := kept_uploads(server).get(client):
+        if f"{client}/classes" in server:
+            own = {name: server[f"{client}/{name}"] for name in ("classes", "outputs")}
             own_CC, own_C = weighted_rows(own, "outputs", len(count_C))
             sums_CC, count_C = sums_CC - own_CC, torch.where(own_C > 0, count_C - own_C, 0)
         return means(sums_CC, count_C, "outputs", dtype)
