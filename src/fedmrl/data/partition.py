@@ -195,8 +195,9 @@ def train_test(own: Indices, y: Indices, share: float, seed: int, client: int) -
     tests = np.minimum(np.floor(quota).astype(np.int64), sizes - 1)
     wanted = max(1, round(share * len(own)))
     while (missing := wanted - tests.sum()) > 0 and len(able := np.flatnonzero(tests < sizes - 1)):
-        # Whoever lacks most of its quota is first, and nobody is twice while another has not been once.
-        tests[able[np.argsort((tests - quota)[able], kind="stable")[:missing]]] += 1
+        # Whoever lacks most of its quota is first, and nobody is twice while another has not been once. Among equals it is
+        # drawn: else clients of few samples would all be tested on the classes that come first.
+        tests[able[np.lexsort((rng.random(len(able)), (tests - quota)[able]))[:missing]]] += 1
     if not tests.sum() and len(own) > 1:  # one sample of each class: one class must do without training
         tests[rng.integers(len(tests))] = 1
     test = np.concatenate([part[:n] for part, n in zip(members, tests, strict=True)])
