@@ -86,7 +86,7 @@ def grown(setting, variant, seed, final, chance, rounds, scale) -> Cell:
     clients = np.random.default_rng(crc32(f"{setting}/{seed}".encode()))
     method = next(m for m in sorted(METHOD_ORDER, key=len, reverse=True) if variant.startswith(m))
     pace = rounds * (0.1 if method == "fedmrl" else 0.18) * rng.uniform(0.8, 1.2)
-    noise = 0.06 / np.sqrt(number * share * 4)
+    noise = 0.12 / np.sqrt(number * share * 4)
 
     def at(r):
         return final - (final - chance) * exp(-r / pace)
