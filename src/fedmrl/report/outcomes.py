@@ -174,7 +174,7 @@ class Outcomes:
         """What a federation is called. How many take part is known from any run in it; before there is one, it is not said."""
         said = {}
         for federation in self.scale.federations:
-            recipes = (o.cells[0].recipe for (setting, _), o in self._cells.items() if setting.split("-")[1] == federation)
+            recipes = (o.cells[0].recipe for (setting, _), o in self._cells.items() if federation in setting.split("-")[1:2])
             share = next((r["participation"] for r in recipes if isinstance(r["participation"], float | int)), None)
             said[federation] = f"N={federation.removeprefix('n')}" + ("" if share is None else f", C={100 * share:g}%")
         return said

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedmrl.files import replacing
 from fedmrl.report.figures import new_figure
-from fedmrl.report.outcomes import TITLES, WHOSE, Column, Outcome, Outcomes
+from fedmrl.report.outcomes import TITLES, WHOSE, Outcome, Outcomes
 from fedmrl.report.tables import amount
 from fedmrl.reproduce.cells import Cell, Protocol
 from fedmrl.reproduce.experiments import METHOD_ORDER, Scale, class_setting
@@ -124,7 +124,7 @@ def _legend(figure: "Figure", styles: Mapping[str, Style], columns: int) -> None
 
 def _notes(figure: "Figure", notes: Iterable[str]) -> None:
     """Below all panels, in small grey letters, on paper of their own."""
-    text = "\n".join(fill(note, int(26.5 * figure.get_figwidth())) for note in notes if note)
+    text = "\n".join(fill(note, int(24 * figure.get_figwidth())) for note in notes if note)
     if text:
         figure.set_figheight(figure.get_figheight() + 0.12 * (1 + text.count("\n")))  # notes take no room from the panels
         figure.supxlabel(text, x=0.01, ha="left", fontsize=6.5, color=GREY)
@@ -136,10 +136,18 @@ def _round_ticks(axis: "Axis", ticks: int = 5, *, whole: bool = False) -> None:
     axis.set_major_locator(MaxNLocator(ticks, steps=[1, 2, 5, 10], integer=whole))
 
 
-def _empty(axes: "Axes") -> None:
-    axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", va="center", color=GREY, fontstyle="italic")
+def _empty(axes: "Axes", outcomes: Iterable[Outcome]) -> None:
+    """In place of what could be drawn, why there is nothing."""
+    why = "diverged" if any(outcome.state == "diverged" for outcome in outcomes) else "not measured"
+    axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", va="center", color=GREY, fontstyle="italic")
     axes.spines[:].set_visible(False)
     axes.tick_params(bottom=False, labelbottom=False, left=False, labelleft=False)
+
+
+def _label(panels: Sequence["Axes"], text: str) -> None:
+    """Say once, at the first panel that has something in it, what y is."""
+    panels[0].set_ylabel(text)
+    panels[0].tick_params(labelleft=True)
 
 
 def _absences(found: Sequence[tuple[str, str, Outcome]], diverged: str = "Diverged") -> list[str]:
@@ -179,7 +187,7 @@ def curves_figure(outcomes: Outcomes, protocol: Protocol) -> "Figure | None":
     for number, (axes, column) in enumerate(zip(panels, columns, strict=True)):
         axes.set_title(column.title)
         if column not in shown:
-            _empty(axes)
+            _empty(axes, found[column].values())
             continue
         for place, (method, outcome) in enumerate(found[column].items()):
             if outcome.state == "finished":
@@ -193,12 +201,14 @@ def curves_figure(outcomes: Outcomes, protocol: Protocol) -> "Figure | None":
         _fit([axes for axes, column in zip(panels[here], columns[here], strict=True) if column in shown])
     drawn = [m for m in METHOD_ORDER if any(found[c][m].state == "finished" for c in shown)]
     _legend(figure, {TITLES[method]: STYLES[method] for method in drawn}, columns=4)
-    _notes(figure, [_curve_note(found.values(), protocol), *_absences(_of_panels(found, shown))])
+    absent = [
+        (TITLES[method], column.short, found[column][method])
+        for method in METHOD_ORDER
+        for column in columns
+        if column in shown or found[column][method].state == "diverged"  # a panel with nothing in it says so itself
+    ]
+    _notes(figure, [_curve_note(found.values(), protocol), *_absences(absent)])
     return figure
-
-
-def _of_panels(found: Mapping[Column, Mapping[str, Outcome]], shown: Iterable[Column]) -> list[tuple[str, str, Outcome]]:
-    return [(TITLES[method], column.short, found[column][method]) for method in METHOD_ORDER for column in shown]
 
 
 def _curve_note(found: Iterable[Mapping[str, Outcome]], protocol: Protocol) -> str:
@@ -237,7 +247,7 @@ def _draw_curve(axes: "Axes", outcome: Outcome, protocol: Protocol, style: Style
     rounds, values = curve_values(outcome, protocol)
     order = 10 if emphasised else 3
     if protocol == "paper":
-        axes.plot(rounds, values.mean(axis=0), color=style.colour, linewidth=0.4, alpha=0.22, zorder=1, rasterized=True)
+        axes.plot(rounds, values.mean(axis=0), color=style.colour, linewidth=0.4, alpha=0.22, zorder=1)
         values = np.array([running_mean(seed, max(3, len(rounds) // 20)) for seed in values])
     if len(values) > 1:
         low, high = values.min(axis=0), values.max(axis=0)
@@ -258,8 +268,7 @@ def _fit(panels: Sequence["Axes"]) -> None:
     settled = np.concatenate([points[points[:, 0] >= 0.06 * points[-1, 0], 1] for points in map(np.asarray, lines)])
     room = 0.07 * max(1.0, float(np.ptp(settled)))
     panels[0].set_ylim(float(settled.min()) - room, min(101.0, float(settled.max()) + room))
-    panels[0].set_ylabel("accuracy (%)")
-    panels[0].tick_params(labelleft=True)
+    _label(panels, "accuracy (%)")
     _round_ticks(panels[0].yaxis)
 
 
@@ -305,11 +314,11 @@ def clients_figure(outcomes: Outcomes) -> "Figure | None":
     if not any(found.values()):
         return None
     figure, panels = _panels(1, len(mains), (_width(len(mains)), 1.95), sharey=True)
-    first: Axes | None = None
+    shown: list[Axes] = []
     for axes, (main, gained) in zip(panels, found.items(), strict=True):
         axes.set_title(main.title)
         if gained is None:
-            _empty(axes)
+            _empty(axes, [outcomes.of(main.setting, method) for method in ("fedmrl", "fedproto")])
             continue
         points = np.sort(gained.points)[::-1]
         better, worse = STYLES["fedmrl"].colour, STYLES["fedproto"].colour
@@ -323,24 +332,23 @@ def clients_figure(outcomes: Outcomes) -> "Figure | None":
         won, within = f"FedMRL better: {share:.0f}% of clients{paper}", axes.transAxes
         axes.text(0.98, 0.97, won, color=better, ha="right", va="top", transform=within)
         axes.text(0.02, 0.04, f"FedProto better: {lost:.0f}%{equal}", color=worse, ha="left", va="bottom", transform=within)
-        first = first or axes
-    if first:
-        first.set_ylabel("FedMRL − FedProto\n(accuracy, points)")
-        first.tick_params(labelleft=True)
-        first.set_ylim(*_room_for_text([np.sort(gained.points)[::-1] for gained in found.values() if gained]))
+        shown.append(axes)
+    _label(shown, "FedMRL − FedProto\n(accuracy, points)")
+    shown[0].set_ylim(*_room_for_text([np.sort(gained.points)[::-1] for gained in found.values() if gained]))
     _notes(figure, [f"{main.dataset_title}: {gained.said}." for main, gained in found.items() if gained])
     return figure
 
 
 def _room_for_text(sorted_points: Sequence[Values]) -> tuple[float, float]:
-    """Limits of y with a line of text free of bars at the lower left, and two at the upper right."""
-    low, high = (1.05 * float(of([of(points) for points in sorted_points])) for of in (np.min, np.max))
-    low, high = min(low, 0.0), max(high, 0.0)
-    # From the left, text may reach as far as 60 % of the panel; from the right, as far as 65 %.
+    """Limits of y that leave the lower left and the upper right free of bars, for a line of text and for two."""
+    low = 1.05 * min(-0.5, *(float(points.min()) for points in sorted_points))
+    high = 1.05 * max(0.5, *(float(points.max()) for points in sorted_points))
     left = min(0.0, *(float(points[: int(0.6 * len(points)) + 1].min()) for points in sorted_points))
     right = max(0.0, *(float(points[int(0.35 * len(points)) :].max()) for points in sorted_points))
-    tall = max(high - low, (right - left) / 0.6, 1e-3)
-    return min(low, left - 0.17 * tall), max(high, right + 0.25 * tall)
+    for _ in range(20):  # room is a share of the height, which grows with the room: the steps halve
+        tall = high - low
+        low, high = min(low, left - 0.17 * tall), max(high, right + 0.3 * tall)
+    return low, high
 
 
 # Costs
@@ -394,7 +402,9 @@ def _draw_costs(axes: "Axes", found: Mapping[str, Outcome], protocol: Protocol, 
             color="black" if seen else GREY, fontstyle="normal" if seen else "italic",
             fontweight="bold" if seen and method == "fedmrl" else "normal",
         )  # fmt: skip
-    if not logarithmic:
+    if not means:
+        axes.set_xticks([])
+    elif not logarithmic:
         _round_ticks(axes.xaxis, 4)
     axes.minorticks_off()
     axes.set_yticks(range(len(costs)), [TITLES[method] for method in costs])
@@ -421,10 +431,10 @@ def inference_figure(outcomes: Outcomes) -> "Figure | None":
     for axes, (main, outcome) in zip(panels, found.items(), strict=True):
         axes.set_title(main.title)
         if outcome.state != "finished":
-            _empty(axes)
+            _empty(axes, [outcome])
             continue
         for place, (mode, colour) in enumerate(MODES.items()):
-            values = [100 * of[mode] for cell in outcome.cells if mode in (of := cell.inference[cell.view])]
+            values = [100 * of[mode] for cell in outcome.cells if mode in (of := cell.inference.get(cell.view, {}))]
             if not values:
                 continue
             deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
@@ -437,7 +447,7 @@ def inference_figure(outcomes: Outcomes) -> "Figure | None":
             )
         axes.set_xticks(range(len(MODES)), list(MODES))
         axes.tick_params(axis="x", length=0)
-    panels[0].set_ylabel("accuracy (%)")
+    _label([axes for axes, outcome in zip(panels, found.values(), strict=True) if outcome.state == "finished"], "accuracy (%)")
     panels[0].set_ylim(0, 108)
     panels[0].set_yticks(range(0, 101, 25))
     several = any(len(outcome.cells) > 1 for outcome in found.values())
@@ -504,7 +514,7 @@ def sweep_figure(outcomes: Outcomes, sweep: Sweep) -> "Figure | None":
     for axes, main in zip(panels, mains, strict=True):
         axes.set_title(main.title)
         if main not in shown:
-            _empty(axes)
+            _empty(axes, [outcome for of in found[main].values() for outcome in of])
             continue
         for number, style in enumerate(sweep.lines.values()):
             for protocol in ("fair", "paper"):
@@ -519,9 +529,9 @@ def sweep_figure(outcomes: Outcomes, sweep: Sweep) -> "Figure | None":
         axes.set_xlim(low - 0.06 * (high - low), high + 0.06 * (high - low))
         axes.set_xlabel(sweep.axis)
         axes.grid(visible=True, axis="y")
-    panels[0].set_ylabel("accuracy (%)")
+    _label([axes for axes, main in zip(panels, mains, strict=True) if main in shown], "accuracy (%)")
     protocols = {"fair protocol": Style(GREY, "", "-"), "the paper's protocol": Style(GREY, "", DASHED)}
-    _legend(figure, {**sweep.lines, **protocols}, columns=4 if len(mains) > 1 else 2)
+    _legend(figure, {**sweep.lines, **protocols}, columns=2 if len(mains) == 1 and len(sweep.lines) == 2 else 4)
     absent = [
         (name, f"{main.dataset_title} at {x:g}", outcome)
         for main in shown
