@@ -200,7 +200,7 @@ def curves_figure(outcomes: Outcomes, protocol: Protocol) -> "Figure | None":
         here = slice(row * wide, (row + 1) * wide)
         _fit([axes for axes, column in zip(panels[here], columns[here], strict=True) if column in shown])
     drawn = [m for m in METHOD_ORDER if any(found[c][m].state == "finished" for c in shown)]
-    _legend(figure, {TITLES[method]: STYLES[method] for method in drawn}, columns=4)
+    _legend(figure, {TITLES[method]: STYLES[method] for method in drawn}, columns=len(drawn) if len(drawn) < 6 else 4)
     absent = [
         (TITLES[method], column.short, found[column][method])
         for method in METHOD_ORDER
@@ -374,7 +374,7 @@ def costs_figure(outcomes: Outcomes, protocol: Protocol) -> "Figure | None":
     )
     several = any(len(outcome.cells) > 1 for of in found.values() for outcome in of.values())
     seeds = "Mean over seeds; (k/n): over the k of n seeds that reached the target." if several else ""
-    _notes(figure, [f"{way} Parameters: sent and received.", seeds])
+    _notes(figure, [way, f"Parameters: sent and received. {seeds}".strip()])
     return figure
 
 
