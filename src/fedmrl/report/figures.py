@@ -16,7 +16,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = "os^DvPX*"
 
 
-def _figure(width: float, height: float) -> "Figure":
+def new_figure(width: float, height: float) -> "Figure":
+    """An empty figure that needs no screen."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -30,7 +31,7 @@ Curve = Sequence[tuple[int, float]]
 
 def accuracy_figure(curves: Mapping[str, Sequence[Curve]], title: str, subtitle: str, path: Path) -> None:
     """Accuracy over rounds: a line for each method, the mean over its seeds, with their range shaded."""
-    figure = _figure(8, 4.8)
+    figure = new_figure(8, 4.8)
     axes: Axes = figure.subplots()
     ends = []
     for number, (name, seeds) in enumerate(curves.items()):
@@ -72,7 +73,7 @@ def _label_ends(axes: "Axes", ends: list[tuple[float, int, str, str]]) -> None:
 def partition_figure(counts_KC: NDArray[np.int64], classes: Sequence[str], title: str, path: Path) -> None:
     """Who has what: a row for each client, a column for each class, darker for more samples."""
     clients, labels = counts_KC.shape
-    figure = _figure(min(14.0, 3.5 + 0.35 * labels), min(16.0, 2.2 + 0.22 * clients))
+    figure = new_figure(min(14.0, 3.5 + 0.35 * labels), min(16.0, 2.2 + 0.22 * clients))
     axes: Axes = figure.subplots()
     shown = np.ma.masked_equal(counts_KC, 0)
     image = axes.imshow(shown, aspect="auto", cmap="Blues", vmin=0, vmax=max(1, int(counts_KC.max())), interpolation="nearest")

@@ -1,0 +1,145 @@
+"""Grids: a table with grouped columns, written as Markdown and as LaTeX that needs booktabs and adjustbox."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from fedmrl.report.tables import markdown
+
+Mark = Literal["", "best", "second"]
+
+# Text that LaTeX would take for commands, and signs that its older fonts lack.
+_LATEX = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--", "·": r"$\cdot$", "±": r"$\pm$", "−": "$-$",
+    "†": r"\dag{}", "×": r"$\times$", "*": r"$^{*}$", "<": r"\textless{}", ">": r"\textgreater{}",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What stands in a place of the table, with what the paper has there."""
+
+    text: str
+    mark: Mark = ""
+    aside: str = ""
+    aside_mark: Mark = ""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table: header rows of texts with the number of columns that each spans, and groups of rows with a line between."""
+
+    caption: str
+    corner: str
+    header: Sequence[Sequence[tuple[str, int]]]
+    groups: Sequence[Sequence[tuple[str, Sequence[Entry]]]]
+    notes: Sequence[str] = ()
+    best: str = ""
+    """What the best of a column is called, where it is marked."""
+
+    @property
+    def columns(self) -> int:
+        """How many there are, the first with the rows' names aside."""
+        return sum(span for _, span in self.header[-1])
+
+
+def escape(text: str) -> str:
+    r"""Text as LaTeX has to have it.
+
+    >>> escape("C=10% ± 2")
+    'C=10\\% $\\pm$ 2'
+    """
+    return "".join(_LATEX.get(character, character) for character in text)
+
+
+def to_markdown(title: str, grids: Sequence[Grid]) -> str:
+    """A page with the grids below each other; grouped columns are named in full, as Markdown has no groups."""
+    parts = [f"# {title}\n"]
+    for grid in grids:
+        rows = [[name, *map(_markdown_entry, entries)] for group in grid.groups for name, entries in group]
+        parts.append(f"**{grid.caption}**\n")
+        parts.append(markdown([grid.corner, *_flat(grid)], rows))
+        if notes := _notes(grid, "italic"):
+            parts.append("\n".join(f"- {note}" for note in notes) + "\n")
+    return "\n".join(parts)
+
+
+def _notes(grid: Grid, second: str) -> list[str]:
+    return [*([f"{grid.best} of a column bold, second {second}."] if grid.best else []), *grid.notes]
+
+
+def _flat(grid: Grid) -> list[str]:
+    names = [""] * grid.columns
+    for row in grid.header:
+        spread = [text for text, span in row for _ in range(span)]
+        names = [f"{name}<br>{text}" if name and text else name or text for name, text in zip(names, spread, strict=True)]
+    return names
+
+
+def _markdown_entry(entry: Entry) -> str:
+    marks = {"": "", "best": "**", "second": "_"}
+    shown = f"{marks[entry.mark]}{entry.text}{marks[entry.mark]}"
+    return f"{shown} ({marks[entry.aside_mark]}{entry.aside}{marks[entry.aside_mark]})" if entry.aside else shown
+
+
+def to_latex(title: str, label: str, grids: Sequence[Grid]) -> str:
+    """A float with the grids below each other, never wider than the text."""
+    lines = [r"% needs \usepackage{booktabs,adjustbox}", r"\begin{table}[t]", r"\centering", rf"\caption{{{escape(title)}.}}"]
+    lines.append(rf"\label{{tab:{label}}}")
+    for number, grid in enumerate(grids):
+        lines += [r"\par\medskip"] if number else []
+        lines += [rf"{{\small {escape(grid.caption)}}}\par\smallskip", *_tabular(grid)]
+        if notes := _notes(grid, "underlined"):
+            lines.append(rf"\par\smallskip{{\footnotesize\raggedright {escape(' '.join(notes))}\par}}")
+    return "\n".join([*lines, r"\end{table}", ""])
+
+
+def _tabular(grid: Grid) -> list[str]:
+    lines = [r"\begin{adjustbox}{max width=\linewidth}", rf"\begin{{tabular}}{{@{{}}l{'c' * grid.columns}@{{}}}}", r"\toprule"]
+    for number, row in enumerate(grid.header):
+        corner = escape(grid.corner) if number == len(grid.header) - 1 else ""
+        texts = [rf"\multicolumn{{{span}}}{{c}}{{{escape(text)}}}" if span > 1 else escape(text) for text, span in row]
+        lines.append(" & ".join([corner, *texts]) + r" \\")
+        lines += _rules(row)
+    for group in grid.groups:
+        lines.append(r"\midrule")
+        lines += [" & ".join([escape(name), *map(_latex_entry, entries)]) + r" \\" for name, entries in group]
+    return [*lines, r"\bottomrule", r"\end{tabular}", r"\end{adjustbox}"]
+
+
+def _rules(row: Sequence[tuple[str, int]]) -> list[str]:
+    first, rules = 2, []
+    for _, span in row:
+        rules += [rf"\cmidrule(lr){{{first}-{first + span - 1}}}"] if span > 1 else []
+        first += span
+    return ["".join(rules)] if rules else []
+
+
+def _latex_entry(entry: Entry) -> str:
+    shown = _latex_marked(entry.text, entry.mark)
+    return f"{shown} ({_latex_marked(entry.aside, entry.aside_mark)})" if entry.aside else shown
+
+
+def _latex_marked(text: str, mark: Mark) -> str:
+    # The spread is set small, so that the eye finds the means in a column.
+    mean, plus_minus, spread = text.partition(" ± ")
+    shown = {"": escape(mean), "best": rf"\textbf{{{escape(mean)}}}", "second": rf"\underline{{{escape(mean)}}}"}[mark]
+    return shown + (rf"\,{{\scriptsize$\pm$\,{escape(spread)}}}" if plus_minus else "")
+
+
+def mark_best(
+    entries: Sequence[Entry], values: Sequence[float | None], *, low: bool = False, aside: bool = False
+) -> list[Entry]:
+    """Mark the best and the second of a column; what ties with the best is best too, and then there is no second.
+
+    >>> [entry.mark for entry in mark_best([Entry("1"), Entry("3"), Entry("–"), Entry("2")], [1, 3, None, 2])]
+    ['', 'best', '', 'second']
+    """
+    known = [value for value in values if value is not None]
+    marked = []
+    for entry, value in zip(entries, values, strict=True):
+        better = 2 if value is None else sum(other < value if low else other > value for other in known)
+        mark: Mark = "best" if better == 0 else "second" if better == 1 else ""
+        marked.append(replace(entry, aside_mark=mark) if aside else replace(entry, mark=mark))
+    return marked

@@ -1,0 +1,191 @@
+"""Outcomes: what the seeds of a variant came to, and the names by which tables and figures call what was measured."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from fedmrl.methods import METHODS
+from fedmrl.reproduce.cells import PROTOCOLS, Cell, Protocol, by_variant
+from fedmrl.reproduce.experiments import METHOD_ORDER, Scale, dim_variant, printed
+
+State = Literal["finished", "diverged", "missing"]
+Kind = Literal["heterogeneous", "homogeneous"]
+
+DATASET_TITLES: Mapping[str, str] = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "digits": "Digits"}
+PROTOCOL_TITLES: Mapping[Protocol, str] = {
+    "fair": f"Fair protocol ({PROTOCOLS['fair']})",
+    "paper": f"The paper's protocol ({PROTOCOLS['paper']})",
+}
+TITLES: Mapping[str, str] = {method: METHODS[method].title for method in METHOD_ORDER}
+WHOSE: Mapping[Protocol, Literal["all", "participants"]] = {"fair": "all", "paper": "participants"}
+"""The clients whose accuracy a protocol looks at."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A mean over seeds with the sample standard deviation, which one seed does not have."""
+
+    mean: float
+    deviation: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """The mean and spread of at least one number.
+
+        >>> Spread.of([1.0, 3.0]), Spread.of([2.0])
+        (Spread(mean=2.0, deviation=1.4142135623730951), Spread(mean=2.0, deviation=None))
+        """
+        return cls(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What reaching the target took: one number for each seed that did, out of all seeds."""
+
+    values: tuple[float, ...]
+    seeds: int
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether every seed reached it."""
+        return len(self.values) == self.seeds
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The cells of one variant in one setting, a cell for each seed; none if it was not measured."""
+
+    cells: tuple[Cell, ...] = ()
+
+    @property
+    def state(self) -> State:
+        """A variant that diverged with any seed has diverged: its other seeds alone would flatter it."""
+        if not self.cells:
+            return "missing"
+        return "diverged" if any(cell.status == "diverged" for cell in self.cells) else "finished"
+
+    def accuracies(self, protocol: Protocol) -> list[float]:
+        """The accuracy (0 to 1) of each seed that finished."""
+        found = (cell.measured(protocol) for cell in self.cells)
+        return [accuracy for accuracy in found if accuracy is not None]
+
+    def percent(self, protocol: Protocol) -> Spread | None:
+        """The accuracy in percent, if all seeds finished."""
+        if self.state != "finished":
+            return None
+        return Spread.of([100 * accuracy for accuracy in self.accuracies(protocol)])
+
+    def mean(self, protocol: Protocol) -> float | None:
+        """The mean accuracy in percent, if all seeds finished."""
+        spread = self.percent(protocol)
+        return spread.mean if spread else None
+
+    def cost(self, protocol: Protocol, target: float, what: str) -> Cost | None:
+        """Rounds, parameters or FLOPs per client to a target, if all seeds finished and say so."""
+        entries = [entry for cell in self.cells for entry in cell.targets if _is_about(entry, target, WHOSE[protocol])]
+        if self.state != "finished" or len(entries) < len(self.cells):
+            return None
+        key = what if protocol == "fair" or what == "rounds" else f"paper_{what}"
+        return Cost(tuple(float(entry[key]) for entry in entries if entry["reached"]), len(entries))
+
+    def how_diverged(self) -> str:
+        """Such as `in round 12`, or `in round 12 with 1 of 3 seeds`."""
+        failed = [cell.diverged or {} for cell in self.cells if cell.status == "diverged"]
+        first = min((at["round"] for at in failed if "round" in at), default=None)
+        said = ["" if first is None else f"in round {first}", f"with {len(failed)} of {len(self.cells)} seeds"]
+        return " ".join(said if len(self.cells) > 1 else said[:1]).strip()
+
+
+def _is_about(entry: Mapping[str, Any], target: float, whose: str) -> bool:
+    return bool(entry["accuracy_of"] == whose and abs(entry["target"] - target) < 1e-9)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A dataset and a federation, as the paper's tables have columns."""
+
+    dataset: str
+    federation: str
+    setting: str
+    federation_title: str
+    """Such as `N=100, C=10%`."""
+
+    @property
+    def dataset_title(self) -> str:
+        """Such as `CIFAR-10`."""
+        return dataset_title(self.dataset)
+
+    @property
+    def short(self) -> str:
+        """Such as `CIFAR-10 N=100`."""
+        return f"{self.dataset_title} {self.federation_title.partition(',')[0]}"
+
+    @property
+    def title(self) -> str:
+        """Such as `CIFAR-10, N=100, C=10%`."""
+        return f"{self.dataset_title}, {self.federation_title}"
+
+
+def dataset_title(dataset: str) -> str:
+    """The name by which people know a dataset."""
+    return DATASET_TITLES.get(dataset, dataset)
+
+
+class Outcomes:
+    """The cells of a reproduction, looked up by what a table or figure asks for."""
+
+    def __init__(self, cells: Sequence[Cell], scale: Scale) -> None:
+        self.scale = scale
+        self._cells = {
+            key: Outcome(tuple(sorted(found, key=lambda cell: cell.seed))) for key, found in by_variant(cells).items()
+        }
+
+    def of(self, setting: str, variant: str) -> Outcome:
+        """What came out, if anything."""
+        return self._cells.get((setting, variant), Outcome())
+
+    def of_dim(self, setting: str, d1: int, mrl: bool = True) -> Outcome:
+        """FedMRL with this d1; the plain run stands for it where it has the same d1 and no other was made."""
+        found = self.of(setting, dim_variant(d1, mrl))
+        if found.cells or not mrl:
+            return found
+        plain = self.of(setting, "fedmrl")
+        same = all(cell.recipe["method"].get("d1") == d1 and cell.recipe["method"].get("mrl", True) for cell in plain.cells)
+        return plain if same else found
+
+    def columns(self, kind: Kind = "heterogeneous") -> list[Column]:
+        """The columns of a table, by dataset and then by federation."""
+        suffix = "-homogeneous" if kind == "homogeneous" else ""
+        return [
+            Column(dataset, federation, f"{dataset}-{federation}{suffix}", self._titles[federation])
+            for dataset in self.scale.datasets
+            for federation in self.scale.federations
+        ]
+
+    def main(self, dataset: str) -> Column:
+        """The column that figures look into."""
+        return next(c for c in self.columns() if (c.dataset, c.federation) == (dataset, self.scale.main))
+
+    @cached_property
+    def _titles(self) -> dict[str, str]:
+        """What a federation is called. How many take part is known from any run in it; before there is one, it is not said."""
+        said = {}
+        for federation in self.scale.federations:
+            recipes = (o.cells[0].recipe for (setting, _), o in self._cells.items() if federation in setting.split("-")[1:2])
+            share = next((r["participation"] for r in recipes if isinstance(r["participation"], float | int)), None)
+            said[federation] = f"N={federation.removeprefix('n')}" + ("" if share is None else f", C={100 * share:g}%")
+        return said
+
+    def paper(self, kind: Kind, column: Column, method: str) -> float | None:
+        """The percentage that the paper prints; None: it says that the method failed to converge."""
+        values = printed()[kind][column.dataset][method]
+        value: float | None = values[printed()["settings"].index(column.federation)]
+        return value
+
+    @property
+    def has_paper(self) -> bool:
+        """Whether the paper has these experiments, and so numbers to stand beside ours."""
+        return self.scale.name == "paper"

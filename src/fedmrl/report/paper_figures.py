@@ -1,0 +1,577 @@
+"""The paper's figures, made from measured cells, as wide as the paper's text and with its kind of letters.
+
+A method has one colour, marker and dash in all of them. What was not measured or diverged is left out, and a note says so.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmrl.files import replacing
+from fedmrl.report.figures import new_figure
+from fedmrl.report.outcomes import TITLES, WHOSE, Outcome, Outcomes
+from fedmrl.report.tables import amount
+from fedmrl.reproduce.cells import Cell, Protocol
+from fedmrl.reproduce.experiments import METHOD_ORDER, Scale, class_setting
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+Values = NDArray[np.float64]
+Dash = Literal["-", ":"] | tuple[float, tuple[float, ...]]
+
+WIDTH = 5.5
+"""Of NeurIPS's text, in inches."""
+SUFFIXES = ("png", "svg", "pdf")
+GREY = "#666666"
+DASHED: Dash = (0, (3.5, 1.8))
+# Letters like the paper's, that come with matplotlib, and are embedded: as TrueType in a PDF, as shapes in an SVG.
+LOOK: dict[Any, Any] = {
+    "font.family": "STIXGeneral", "mathtext.fontset": "stix", "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8,
+    "xtick.labelsize": 7, "ytick.labelsize": 7, "legend.fontsize": 8, "legend.frameon": False, "axes.linewidth": 0.6,
+    "xtick.major.width": 0.6, "ytick.major.width": 0.6, "xtick.major.size": 2.5, "ytick.major.size": 2.5,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.titlelocation": "left", "axes.axisbelow": True,
+    "grid.color": "#dddddd", "grid.linewidth": 0.5, "pdf.fonttype": 42, "svg.fonttype": "path", "svg.hashsalt": "fedmrl",
+    "text.hinting": "none", "figure.constrained_layout.w_pad": 0.04,
+    "figure.constrained_layout.h_pad": 0.04, "figure.constrained_layout.wspace": 0.05, "figure.constrained_layout.hspace": 0.06,
+    "errorbar.capsize": 1.5, "lines.solid_capstyle": "round",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a line looks."""
+
+    colour: str
+    marker: str
+    dash: Dash = "-"
+
+
+# Okabe and Ito's colours, as in `figures`; those that share a small model are dashed, so that ink alone tells them apart.
+STYLES: Mapping[str, Style] = {
+    "standalone": Style("#000000", "s", ":"),
+    "lg-fedavg": Style("#009E73", "^"),
+    "fd": Style("#8C8C00", "v"),
+    "fedproto": Style("#0072B2", "D"),
+    "fml": Style("#CC79A7", "P", DASHED),
+    "fedkd": Style("#56B4E9", "X", DASHED),
+    "fedapen": Style("#E69F00", "h", DASHED),
+    "fedmrl": Style("#D55E00", "o"),
+}
+WITHOUT_MRL = Style("#444444", "s")
+PAPER_GAINS: Mapping[str, int] = {"cifar10": 87, "cifar100": 99}
+"""Percent of clients that the paper says do better with FedMRL than with FedProto."""
+MODES: Mapping[str, str] = {
+    "mix-large": "#D55E00",
+    "mix-small": "#EFAA80",
+    "single-large": "#666666",
+    "single-small": "#B3B3B3",
+}
+COSTS: Mapping[str, str] = {"rounds": "rounds", "parameters": "parameters per client", "flops": "FLOPs per client"}
+
+
+def write_figures(cells: Sequence[Cell], scale: Scale, folder: Path) -> list[Path]:
+    """Write what the cells allow into `figures` of a folder; the files that were written."""
+    from matplotlib import rc_context
+
+    outcomes, written = Outcomes(cells, scale), []
+    (folder / "figures").mkdir(parents=True, exist_ok=True)
+    with rc_context(LOOK):
+        for name, draw in FIGURES.items():
+            if figure := draw(outcomes):
+                written += [_save(figure, folder / "figures" / f"{name}.{suffix}") for suffix in SUFFIXES]
+    return written
+
+
+def _save(figure: "Figure", path: Path) -> Path:
+    kind = path.suffix.removeprefix(".")
+    # Without the time of day, the same cells make the same file.
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
+    with replacing(path) as part:
+        figure.savefig(part, format=kind, dpi=200, metadata=metadata)
+    return path
+
+
+# What all figures share
+
+
+def _panels(rows: int, columns: int, size: tuple[float, float], **shared: Any) -> "tuple[Figure, list[Axes]]":
+    figure = new_figure(*size)
+    return figure, list(figure.subplots(rows, columns, squeeze=False, **shared).flat)
+
+
+def _width(panels: int) -> float:
+    return max(3.3, min(WIDTH, 2.75 * panels))
+
+
+def _legend(figure: "Figure", styles: Mapping[str, Style], columns: int) -> None:
+    """Above all panels, in the order given."""
+    from matplotlib.lines import Line2D
+
+    lines = [
+        Line2D([], [], color=s.colour, linestyle=s.dash, marker=s.marker, markersize=4, linewidth=1.4, label=title)
+        for title, s in styles.items()
+    ]
+    figure.legend(handles=lines, loc="outside upper center", ncols=columns, handlelength=2.0, columnspacing=1.2)
+
+
+def _notes(figure: "Figure", notes: Iterable[str]) -> None:
+    """Below all panels, in small grey letters, on paper of their own."""
+    text = "\n".join(fill(note, int(24 * figure.get_figwidth())) for note in notes if note)
+    if text:
+        figure.set_figheight(figure.get_figheight() + 0.12 * (1 + text.count("\n")))  # notes take no room from the panels
+        figure.supxlabel(text, x=0.01, ha="left", fontsize=6.5, color=GREY)
+
+
+def _round_ticks(axis: "Axis", ticks: int = 5, *, whole: bool = False) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(ticks, steps=[1, 2, 5, 10], integer=whole))
+
+
+def _empty(axes: "Axes", outcomes: Iterable[Outcome]) -> None:
+    """In place of what could be drawn, why there is nothing."""
+    why = "diverged" if any(outcome.state == "diverged" for outcome in outcomes) else "not measured"
+    axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", va="center", color=GREY, fontstyle="italic")
+    axes.spines[:].set_visible(False)
+    axes.tick_params(bottom=False, labelbottom=False, left=False, labelleft=False)
+
+
+def _label(panels: Sequence["Axes"], text: str) -> None:
+    """Say once, at the first panel that has something in it, what y is."""
+    panels[0].set_ylabel(text)
+    panels[0].tick_params(labelleft=True)
+
+
+def _absences(found: Sequence[tuple[str, str, Outcome]], diverged: str = "Diverged") -> list[str]:
+    """What is left out: what diverged, and what was not measured, by name or by place, whichever is said sooner."""
+    notes = []
+    for state, said in (("diverged", diverged), ("missing", "Not measured")):
+        absent = [(name, place) for name, place, outcome in found if outcome.state == state]
+        listed = min(_grouped(absent), _grouped([(place, name) for name, place in absent]), key=len)
+        notes += [f"{said}: {listed}."] if absent else []
+    return notes
+
+
+def _grouped(pairs: Sequence[tuple[str, str]]) -> str:
+    """The second of each pair, after the first they share.
+
+    >>> _grouped([("FD", "here"), ("FD", "there"), ("FML", "here")])
+    'FD (here, there); FML (here)'
+    """
+    groups: dict[str, list[str]] = {}
+    for first, second in pairs:
+        groups.setdefault(first, []).append(second)
+    return "; ".join(f"{first} ({', '.join(seconds)})" for first, seconds in groups.items())
+
+
+# Accuracy by round
+
+
+def curves_figure(outcomes: Outcomes, protocol: Protocol) -> "Figure | None":
+    """A panel for each dataset and federation; under the paper's protocol smoothed, with what was measured behind."""
+    columns, wide = outcomes.columns(), len(outcomes.scale.federations)
+    found = {c: {m: outcomes.of(c.setting, m) for m in METHOD_ORDER} for c in columns}
+    shown = [c for c in columns if any(outcome.state == "finished" for outcome in found[c].values())]
+    if not shown:
+        return None
+    rows = len(outcomes.scale.datasets)
+    figure, panels = _panels(rows, wide, (WIDTH, 0.55 + 1.5 * rows), sharey="row")
+    for number, (axes, column) in enumerate(zip(panels, columns, strict=True)):
+        axes.set_title(column.title)
+        if column not in shown:
+            _empty(axes, found[column].values())
+            continue
+        for place, (method, outcome) in enumerate(found[column].items()):
+            if outcome.state == "finished":
+                _draw_curve(axes, outcome, protocol, STYLES[method], emphasised=method == "fedmrl", place=place)
+        axes.grid(visible=True)
+        _round_ticks(axes.xaxis, whole=True)
+        if number // wide == rows - 1:
+            axes.set_xlabel("communication round")
+    for row in range(rows):
+        here = slice(row * wide, (row + 1) * wide)
+        _fit([axes for axes, column in zip(panels[here], columns[here], strict=True) if column in shown])
+    drawn = [m for m in METHOD_ORDER if any(found[c][m].state == "finished" for c in shown)]
+    _legend(figure, {TITLES[method]: STYLES[method] for method in drawn}, columns=len(drawn) if len(drawn) < 6 else 4)
+    absent = [
+        (TITLES[method], column.short, found[column][method])
+        for method in METHOD_ORDER
+        for column in columns
+        if column in shown or found[column][method].state == "diverged"  # a panel with nothing in it says so itself
+    ]
+    _notes(figure, [_curve_note(found.values(), protocol), *_absences(absent)])
+    return figure
+
+
+def _curve_note(found: Iterable[Mapping[str, Outcome]], protocol: Protocol) -> str:
+    several = any(len(outcome.cells) > 1 for of_column in found for outcome in of_column.values())
+    band = " Line: mean over seeds, band: their range." if several else ""
+    if protocol == "fair":
+        return f"Mean over all clients, with what the server has last.{band}"
+    return f"Mean over a round's participants, each with the model it has just trained. Running mean; faint: as measured.{band}"
+
+
+def curve_values(outcome: Outcome, protocol: Protocol) -> tuple[list[int], Values]:
+    """Rounds, and accuracy in percent by seed and round, at the rounds that all seeds have."""
+    curves = [cell.curves[WHOSE[protocol]] for cell in outcome.cells]
+    rounds = sorted(set.intersection(*(set(curve.rounds) for curve in curves)))
+    values = []
+    for cell, curve in zip(outcome.cells, curves, strict=True):
+        view = curve.own if protocol == "paper" or cell.view == "own" or curve.aggregated is None else curve.aggregated
+        at = dict(zip(curve.rounds, view, strict=True))
+        values.append([100 * at[r] for r in rounds])
+    return rounds, np.array(values)
+
+
+def running_mean(values: Values, window: int) -> Values:
+    """The mean over a window around each value; at the ends, over as much of the window as there is.
+
+    >>> running_mean(np.array([0.0, 3.0, 6.0, 0.0]), window=3)
+    array([1.5, 3. , 3. , 3. ])
+    """
+    sums, index = np.concatenate([[0.0], np.cumsum(values)]), np.arange(len(values))
+    first, last = np.maximum(index - window // 2, 0), np.minimum(index + window // 2 + 1, len(values))
+    means: Values = (sums[last] - sums[first]) / (last - first)
+    return means
+
+
+def _draw_curve(axes: "Axes", outcome: Outcome, protocol: Protocol, style: Style, *, emphasised: bool, place: int) -> None:
+    rounds, values = curve_values(outcome, protocol)
+    order = 10 if emphasised else 3
+    if protocol == "paper":
+        axes.plot(rounds, values.mean(axis=0), color=style.colour, linewidth=0.4, alpha=0.22, zorder=1)
+        values = np.array([running_mean(seed, max(3, len(rounds) // 20)) for seed in values])
+    if len(values) > 1:
+        low, high = values.min(axis=0), values.max(axis=0)
+        axes.fill_between(rounds, low, high, color=style.colour, alpha=0.18, linewidth=0, zorder=order - 1)
+    step = max(1, len(rounds) // 5)
+    first = min(1 + place * step // len(METHOD_ORDER), len(rounds) - 1)  # so that markers of two methods seldom meet
+    axes.plot(
+        rounds, values.mean(axis=0), color=style.colour, linestyle=style.dash, linewidth=1.8 if emphasised else 0.9,
+        marker=style.marker, markersize=3.6 if emphasised else 2.6, markevery=(first, step), zorder=order,
+    )  # fmt: skip
+
+
+def _fit(panels: Sequence["Axes"]) -> None:
+    """One y axis for a row of panels; the first rounds, low for every method, are cut off to leave room for the others."""
+    if not panels:
+        return
+    lines = [line.get_xydata() for axes in panels for line in axes.lines]
+    settled = np.concatenate([points[points[:, 0] >= 0.06 * points[-1, 0], 1] for points in map(np.asarray, lines)])
+    room = 0.07 * max(1.0, float(np.ptp(settled)))
+    panels[0].set_ylim(float(settled.min()) - room, min(101.0, float(settled.max()) + room))
+    _label(panels, "accuracy (%)")
+    _round_ticks(panels[0].yaxis)
+
+
+# Each client
+
+
+@dataclass(frozen=True)
+class Gains:
+    """What each client gains with FedMRL over FedProto, in points, and which seeds say so."""
+
+    points: Values
+    said: str
+    shares: tuple[float, ...]
+    """The percent of clients that gain, with each seed."""
+
+
+def gains(ours: Outcome, theirs: Outcome) -> Gains | None:
+    """By client, where both have the same clients: the mean over seeds if they deal the same data, else the first seed."""
+    others = {cell.seed: cell for cell in theirs.cells}
+    pairs = [(cell, others[cell.seed]) for cell in ours.cells if cell.seed in others]
+    pairs = [(a, b) for a, b in pairs if _split(a) is not None and _split(a) == _split(b)]
+    if not pairs:
+        return None
+    points = [100 * (np.array(a.clients.accuracy) - np.array(b.clients.accuracy)) for a, b in pairs if a.clients and b.clients]
+    shares = tuple(100 * float(np.mean(of_seed > 0)) for of_seed in points)
+    seeds = [cell.seed for cell, _ in pairs]
+    if len(pairs) == 1:
+        return Gains(points[0], f"seed {seeds[0]}", shares)
+    if all(_split(cell) == _split(pairs[0][0]) for cell, _ in pairs):
+        return Gains(np.mean(points, axis=0), f"mean over seeds {', '.join(map(str, seeds))}", shares)
+    said = f"seed {seeds[0]}, as each seed deals the data anew; with seeds {', '.join(map(str, seeds))}, "
+    return Gains(points[0], said + ", ".join(f"{share:.0f}%" for share in shares) + " of clients gain", shares)
+
+
+def _split(cell: Cell) -> tuple[list[list[int]], list[int]] | None:
+    return (cell.clients.classes, cell.clients.train_samples) if cell.clients else None
+
+
+def clients_figure(outcomes: Outcomes) -> "Figure | None":
+    """FedMRL minus FedProto for each client, sorted, in the colour of the one that does better."""
+    mains = [outcomes.main(dataset) for dataset in outcomes.scale.datasets]
+    found = {main: gains(outcomes.of(main.setting, "fedmrl"), outcomes.of(main.setting, "fedproto")) for main in mains}
+    if not any(found.values()):
+        return None
+    figure, panels = _panels(1, len(mains), (_width(len(mains)), 1.95), sharey=True)
+    shown: list[Axes] = []
+    for axes, (main, gained) in zip(panels, found.items(), strict=True):
+        axes.set_title(main.title)
+        if gained is None:
+            _empty(axes, [outcomes.of(main.setting, method) for method in ("fedmrl", "fedproto")])
+            continue
+        points = np.sort(gained.points)[::-1]
+        better, worse = STYLES["fedmrl"].colour, STYLES["fedproto"].colour
+        axes.bar(range(1, len(points) + 1), points, width=1.0, color=np.where(points > 0, better, worse), linewidth=0)
+        axes.axhline(0, color="black", linewidth=0.6)
+        axes.set_xlabel("clients, sorted")
+        _round_ticks(axes.xaxis, whole=True)
+        share, lost, same = (100 * float(np.mean(which)) for which in (points > 0, points < 0, points == 0))
+        equal = f", equal: {same:.0f}%" if same else ""
+        paper = f"\n(the paper: {PAPER_GAINS[main.dataset]}%)" if outcomes.has_paper else ""
+        won, within = f"FedMRL better: {share:.0f}% of clients{paper}", axes.transAxes
+        axes.text(0.98, 0.97, won, color=better, ha="right", va="top", transform=within)
+        axes.text(0.02, 0.04, f"FedProto better: {lost:.0f}%{equal}", color=worse, ha="left", va="bottom", transform=within)
+        shown.append(axes)
+    _label(shown, "FedMRL − FedProto\n(accuracy, points)")
+    shown[0].set_ylim(*_room_for_text([np.sort(gained.points)[::-1] for gained in found.values() if gained]))
+    _notes(figure, [f"{main.dataset_title}: {gained.said}." for main, gained in found.items() if gained])
+    return figure
+
+
+def _room_for_text(sorted_points: Sequence[Values]) -> tuple[float, float]:
+    """Limits of y that leave the lower left and the upper right free of bars, for a line of text and for two."""
+    low = 1.05 * min(-0.5, *(float(points.min()) for points in sorted_points))
+    high = 1.05 * max(0.5, *(float(points.max()) for points in sorted_points))
+    left = min(0.0, *(float(points[: int(0.6 * len(points)) + 1].min()) for points in sorted_points))
+    right = max(0.0, *(float(points[int(0.35 * len(points)) :].max()) for points in sorted_points))
+    for _ in range(20):  # room is a share of the height, which grows with the room: the steps halve
+        tall = high - low
+        low, high = min(low, left - 0.17 * tall), max(high, right + 0.3 * tall)
+    return low, high
+
+
+# Costs
+
+
+def costs_figure(outcomes: Outcomes, protocol: Protocol) -> "Figure | None":
+    """Rounds, parameters and FLOPs to the target, a row of panels for each dataset."""
+    scale = outcomes.scale
+    found = {dataset: {m: outcomes.of(outcomes.main(dataset).setting, m) for m in METHOD_ORDER} for dataset in scale.datasets}
+    if not any(outcome.cost(protocol, scale.targets[d], "rounds") for d, of in found.items() for outcome in of.values()):
+        return None
+    figure, panels = _panels(len(found), len(COSTS), (WIDTH, 0.1 + 1.6 * len(found)), sharey=True)
+    for number, axes in enumerate(panels):
+        dataset, what = scale.datasets[number // len(COSTS)], list(COSTS)[number % len(COSTS)]
+        if number % len(COSTS) == 0:
+            axes.set_title(f"{outcomes.main(dataset).title}: until {100 * scale.targets[dataset]:g}% accuracy")
+        _draw_costs(axes, found[dataset], protocol, scale.targets[dataset], what)
+        axes.set_xlabel(COSTS[what] + (" (log scale)" if axes.get_xscale() == "log" else ""))
+    way = (
+        "As the paper counts: accuracy of a round's participants; a participant's cost of a round, times rounds."
+        if protocol == "paper"
+        else "Accuracy of all clients; what was really spent, mean over all clients."
+    )
+    several = any(len(outcome.cells) > 1 for of in found.values() for outcome in of.values())
+    seeds = "Mean over seeds; (k/n): over the k of n seeds that reached the target." if several else ""
+    _notes(figure, [way, f"Parameters: sent and received. {seeds}".strip()])
+    return figure
+
+
+def _draw_costs(axes: "Axes", found: Mapping[str, Outcome], protocol: Protocol, target: float, what: str) -> None:
+    from matplotlib.ticker import FuncFormatter
+
+    costs = {method: outcome.cost(protocol, target, what) for method, outcome in found.items()}
+    means = {method: float(np.mean(cost.values)) for method, cost in costs.items() if cost and cost.values}
+    positive = [value for value in means.values() if value > 0] or [1.0]
+    low, high = min(positive), max(positive)
+    logarithmic = high > 30 * low
+    start = 10 ** (np.floor(np.log10(low)) - 0.5) if logarithmic else 0.0
+    axes.set_xscale("log" if logarithmic else "linear")
+    axes.set_xlim(start, start * (high / start) ** 1.45 if logarithmic else 1.4 * high)
+    for place, (method, cost) in enumerate(costs.items()):
+        colour, mean = STYLES[method].colour, means.get(method)
+        if cost and mean is not None:
+            axes.barh(place, max(mean - start, 0), left=start, height=0.7, color=colour, linewidth=0)
+            text = _amount(mean) + ("" if cost.everywhere else f" ({len(cost.values)}/{cost.seeds})")
+        else:
+            text = {"diverged": "– diverged", "missing": "· not measured"}.get(found[method].state, "not reached")
+        seen = mean is not None
+        axes.annotate(
+            text, (max(mean or 0, start), place), xytext=(3, 0), textcoords="offset points", va="center", fontsize=7,
+            color="black" if seen else GREY, fontstyle="normal" if seen else "italic",
+            fontweight="bold" if seen and method == "fedmrl" else "normal",
+        )  # fmt: skip
+    if not means:
+        axes.set_xticks([])
+    elif not logarithmic:
+        _round_ticks(axes.xaxis, 4)
+    axes.minorticks_off()
+    axes.set_yticks(range(len(costs)), [TITLES[method] for method in costs])
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(len(costs) - 0.5, -0.5)
+    if what != "rounds":
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _amount(value)))
+
+
+def _amount(value: float) -> str:
+    return f"{value:.0f}" if 1 <= value < 1000 else amount(value, "").strip()
+
+
+# Inference
+
+
+def inference_figure(outcomes: Outcomes) -> "Figure | None":
+    """The four models that a client can serve, each as accurate as it is at the end."""
+    mains = [outcomes.main(dataset) for dataset in outcomes.scale.datasets]
+    found = {main: outcomes.of(main.setting, "fedmrl") for main in mains}
+    if not any(outcome.state == "finished" for outcome in found.values()):
+        return None
+    figure, panels = _panels(1, len(mains), (_width(len(mains)), 1.8), sharey=True)
+    for axes, (main, outcome) in zip(panels, found.items(), strict=True):
+        axes.set_title(main.title)
+        if outcome.state != "finished":
+            _empty(axes, [outcome])
+            continue
+        for place, (mode, colour) in enumerate(MODES.items()):
+            values = [100 * of[mode] for cell in outcome.cells if mode in (of := cell.inference.get(cell.view, {}))]
+            if not values:
+                continue
+            deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
+            axes.bar(
+                place, np.mean(values), yerr=deviation, width=0.68, color=colour, error_kw={"elinewidth": 0.7, "capthick": 0.7}
+            )
+            top = float(np.mean(values)) + (deviation or 0)
+            axes.annotate(
+                f"{np.mean(values):.1f}", (place, top), xytext=(0, 2), textcoords="offset points", ha="center", fontsize=7.5
+            )
+        axes.set_xticks(range(len(MODES)), list(MODES))
+        axes.tick_params(axis="x", length=0)
+    _label([axes for axes, outcome in zip(panels, found.values(), strict=True) if outcome.state == "finished"], "accuracy (%)")
+    panels[0].set_ylim(0, 108)
+    panels[0].set_yticks(range(0, 101, 25))
+    several = any(len(outcome.cells) > 1 for outcome in found.values())
+    spread = " Error bars: sample standard deviation over seeds." if several else ""
+    places = [("FedMRL", main.short, outcome) for main, outcome in found.items() if outcome.state == "diverged"]
+    _notes(figure, [f"Last round, mean over all clients.{spread}", *_absences(places)])
+    return figure
+
+
+# Accuracy by something that is varied
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A figure in which one thing is varied along the x axis."""
+
+    axis: str
+    lines: Mapping[str, Style]
+    points: Callable[[Outcomes, str], dict[float, tuple[Outcome, ...]]]
+    """For a dataset, by what is varied: an outcome for each line."""
+
+
+def _by_classes(outcomes: Outcomes, dataset: str) -> dict[float, tuple[Outcome, ...]]:
+    settings = {number: class_setting(dataset, number, outcomes.scale) for number in outcomes.scale.classes[dataset]}
+    return {x: (outcomes.of(setting, "fedmrl"), outcomes.of(setting, "fedproto")) for x, setting in settings.items()}
+
+
+def _by_alpha(outcomes: Outcomes, dataset: str) -> dict[float, tuple[Outcome, ...]]:
+    settings = {alpha: f"{outcomes.main(dataset).setting}-dirichlet-{alpha}" for alpha in outcomes.scale.alphas}
+    return {x: (outcomes.of(setting, "fedmrl"), outcomes.of(setting, "fedproto")) for x, setting in settings.items()}
+
+
+def _by_dim(outcomes: Outcomes, dataset: str) -> dict[float, tuple[Outcome, ...]]:
+    setting = outcomes.main(dataset).setting
+    return {d1: (outcomes.of_dim(setting, d1),) for d1 in outcomes.scale.dims}
+
+
+def _by_dim_and_mrl(outcomes: Outcomes, dataset: str) -> dict[float, tuple[Outcome, ...]]:
+    setting = outcomes.main(dataset).setting
+    return {d1: (outcomes.of_dim(setting, d1), outcomes.of_dim(setting, d1, mrl=False)) for d1 in outcomes.scale.dims}
+
+
+AGAINST_FEDPROTO = {"FedMRL": STYLES["fedmrl"], "FedProto": STYLES["fedproto"]}
+SWEEPS: Mapping[str, Sweep] = {
+    "non-iid-class": Sweep("classes per client", AGAINST_FEDPROTO, _by_classes),
+    "non-iid-dirichlet": Sweep(r"Dirichlet parameter $\alpha$", AGAINST_FEDPROTO, _by_alpha),
+    "d1": Sweep("representation dimension $d_1$", {"FedMRL": STYLES["fedmrl"]}, _by_dim),
+    "ablation": Sweep(
+        "representation dimension $d_1$",
+        {"FedMRL with MRL": STYLES["fedmrl"], "FedMRL without MRL": WITHOUT_MRL},
+        _by_dim_and_mrl,
+    ),
+}
+
+
+def sweep_figure(outcomes: Outcomes, sweep: Sweep) -> "Figure | None":
+    """A panel for each dataset; full lines under the fair protocol, dashed ones under the paper's."""
+    mains = [outcomes.main(dataset) for dataset in outcomes.scale.datasets]
+    found = {main: sweep.points(outcomes, main.dataset) for main in mains}
+    shown = [main for main, points in found.items() if any(o.state == "finished" for of in points.values() for o in of)]
+    if not shown:
+        return None
+    figure, panels = _panels(1, len(mains), (_width(len(mains)), 2.15))
+    for axes, main in zip(panels, mains, strict=True):
+        axes.set_title(main.title)
+        if main not in shown:
+            _empty(axes, [outcome for of in found[main].values() for outcome in of])
+            continue
+        for number, style in enumerate(sweep.lines.values()):
+            for protocol in ("fair", "paper"):
+                _draw_sweep(axes, {x: outcomes[number] for x, outcomes in found[main].items()}, protocol, style)
+        axes.set_xticks(list(found[main]))
+        axes.margins(y=0.12)
+        bottom, top = axes.get_ylim()
+        crossed = any(outcome.state == "diverged" for of in found[main].values() for outcome in of)
+        axes.set_ylim(bottom - (0.12 * (top - bottom) if crossed else 0), min(101.0, top))
+        _round_ticks(axes.yaxis)
+        low, high = min(found[main]), max(found[main])
+        axes.set_xlim(low - 0.06 * (high - low), high + 0.06 * (high - low))
+        axes.set_xlabel(sweep.axis)
+        axes.grid(visible=True, axis="y")
+    _label([axes for axes, main in zip(panels, mains, strict=True) if main in shown], "accuracy (%)")
+    protocols = {"fair protocol": Style(GREY, "", "-"), "the paper's protocol": Style(GREY, "", DASHED)}
+    _legend(figure, {**sweep.lines, **protocols}, columns=2 if len(mains) == 1 and len(sweep.lines) == 2 else 4)
+    absent = [
+        (name, f"{main.dataset_title} at {x:g}", outcome)
+        for main in shown
+        for x, of in found[main].items()
+        for name, outcome in zip(sweep.lines, of, strict=True)
+    ]
+    several = any(len(outcome.cells) > 1 for _, _, outcome in absent)
+    _notes(
+        figure,
+        [
+            "Error bars: sample standard deviation, where there are several seeds." if several else "",
+            *_absences(absent, "Diverged (×)"),
+        ],
+    )
+    return figure
+
+
+def _draw_sweep(axes: "Axes", points: Mapping[float, Outcome], protocol: Protocol, style: Style) -> None:
+    spreads = [outcome.percent(protocol) for outcome in points.values()]
+    fair = protocol == "fair"
+    axes.errorbar(
+        list(points), [spread.mean if spread else np.nan for spread in spreads],
+        yerr=[(spread.deviation or 0) if spread else np.nan for spread in spreads], elinewidth=0.7, capthick=0.7,
+        color=style.colour, linestyle="-" if fair else DASHED, linewidth=1.5 if fair else 0.9, marker=style.marker,
+        markersize=4 if fair else 3.2, markerfacecolor=style.colour if fair else "white", zorder=4 if fair else 3,
+    )  # fmt: skip
+    diverged = [x for x, outcome in points.items() if outcome.state == "diverged"]
+    if diverged:
+        axes.plot(diverged, [0.04] * len(diverged), "x", color=style.colour, markersize=5, transform=axes.get_xaxis_transform())
+
+
+FIGURES: "Mapping[str, Callable[[Outcomes], Figure | None]]" = {
+    "curves": lambda outcomes: curves_figure(outcomes, "fair"),
+    "curves-paper": lambda outcomes: curves_figure(outcomes, "paper"),
+    "clients": clients_figure,
+    "costs": lambda outcomes: costs_figure(outcomes, "fair"),
+    "costs-paper": lambda outcomes: costs_figure(outcomes, "paper"),
+    "inference": inference_figure,
+    "non-iid-class": lambda outcomes: sweep_figure(outcomes, SWEEPS["non-iid-class"]),
+    "non-iid-dirichlet": lambda outcomes: sweep_figure(outcomes, SWEEPS["non-iid-dirichlet"]),
+    "d1": lambda outcomes: sweep_figure(outcomes, SWEEPS["d1"]),
+    "ablation": lambda outcomes: sweep_figure(outcomes, SWEEPS["ablation"]),
+}

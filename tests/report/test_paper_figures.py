@@ -1,0 +1,317 @@
+from itertools import combinations
+
+import numpy as np
+import pytest
+from matplotlib import rc_context
+from matplotlib.colors import to_hex
+from matplotlib.text import Text
+from synthetic import all_cells, cell, diverged, target
+
+from fedmrl.report.outcomes import Outcomes
+from fedmrl.report.paper_figures import (
+    FIGURES,
+    LOOK,
+    MODES,
+    STYLES,
+    SWEEPS,
+    clients_figure,
+    costs_figure,
+    curve_values,
+    curves_figure,
+    gains,
+    inference_figure,
+    running_mean,
+    sweep_figure,
+    write_figures,
+)
+from fedmrl.reproduce.cells import Clients, Curve
+from fedmrl.reproduce.experiments import PAPER, QUICK
+
+MAIN = "cifar10-n100"
+
+
+def outcomes(*cells, scale=PAPER):
+    return Outcomes(cells, scale)
+
+
+def texts(axes):
+    return [text.get_text() for text in axes.texts]
+
+
+def note(figure):
+    return figure.get_supxlabel().replace("\n", " ")
+
+
+def legend(figure):
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def lines_of(axes, method):
+    return [line for line in axes.lines if line.get_color() == STYLES[method].colour]
+
+
+# Accuracy by round
+
+
+def test_curves_have_a_panel_for_each_dataset_and_federation():
+    figure = curves_figure(outcomes(cell(), cell("cifar100-n10", "fml")), "fair")
+    titles = [axes.get_title(loc="left") or axes.get_title() for axes in figure.axes]
+    assert len(titles) == 6 and titles[2] == "CIFAR-10, N=100, C=10%" and titles[3] == "CIFAR-100, N=10, C=100%"
+    assert texts(figure.axes[0]) == ["not measured"] and texts(figure.axes[2]) == []
+    assert legend(figure) == ["FML", "FedMRL"]
+
+
+def test_a_curve_is_the_mean_over_seeds_with_their_range():
+    first = {"all": Curve(rounds=[1, 2], own=[0, 0], aggregated=[0.2, 0.4])}
+    second = {"all": Curve(rounds=[1, 2], own=[0, 0], aggregated=[0.4, 0.8])}
+    figure = curves_figure(outcomes(cell(curves=first), cell(seed=1, curves=second), cell(variant="fml")), "fair")
+    axes = figure.axes[2]
+    (line,) = lines_of(axes, "fedmrl")
+    assert line.get_ydata() == pytest.approx([30, 60])
+    (band,) = axes.collections  # FML has one seed, and so no band
+    assert band.get_datalim(axes.transData).y0 == pytest.approx(20) and to_hex(band.get_facecolor()[0]) == "#d55e00"
+    assert line.get_linewidth() > lines_of(axes, "fml")[0].get_linewidth()
+    assert "band: their range" in note(figure)
+
+
+def test_a_protocol_looks_at_its_own_clients_with_its_own_models():
+    curves = {
+        "all": Curve(rounds=[10, 20], own=[0.1, 0.2], aggregated=[0.3, 0.4]),
+        "participants": Curve(rounds=[1, 2], own=[0.5, 0.6], aggregated=[0.7, 0.8]),
+    }
+    both = outcomes(cell(curves=curves)).of(MAIN, "fedmrl")
+    assert curve_values(both, "fair")[1].tolist() == [pytest.approx([30, 40])]
+    assert curve_values(both, "paper")[1].tolist() == [pytest.approx([50, 60])]
+    alone = outcomes(cell(variant="standalone", view="own", curves=curves)).of(MAIN, "standalone")
+    assert curve_values(alone, "fair")[1].tolist() == [pytest.approx([10, 20])]
+
+
+def test_seeds_are_drawn_where_all_have_a_value():
+    curves = [{"all": Curve(rounds=rounds, own=[0.5] * len(rounds))} for rounds in ([1, 2, 3], [2, 3, 4])]
+    both = outcomes(*(cell(seed=seed, view="own", curves=c) for seed, c in enumerate(curves))).of(MAIN, "fedmrl")
+    rounds, values = curve_values(both, "fair")
+    assert rounds == [2, 3] and values.shape == (2, 2)
+
+
+def test_the_papers_curve_is_smoothed_and_what_was_measured_is_faint():
+    noisy = {"participants": Curve(rounds=list(range(1, 101)), own=[0.4, 0.6] * 50)}
+    axes = curves_figure(outcomes(cell(curves=noisy)), "paper").axes[2]
+    raw, smooth = lines_of(axes, "fedmrl")
+    assert raw.get_alpha() < 0.3 and np.ptp(raw.get_ydata()) == pytest.approx(20)
+    assert np.ptp(smooth.get_ydata()[5:-5]) < 5
+
+
+def test_a_running_mean_keeps_a_straight_line_straight():
+    line = np.arange(9.0)
+    assert running_mean(line, 5)[2:-2] == pytest.approx(line[2:-2])
+    assert running_mean(line, 1) == pytest.approx(line)
+
+
+def test_what_is_left_out_of_the_curves_is_said():
+    figure = curves_figure(outcomes(cell(), diverged(variant="fd"), diverged("cifar10-n50", "fml")), "fair")
+    assert "Diverged: FD (CIFAR-10 N=100); FML (CIFAR-10 N=50)." in note(figure)
+    assert "Not measured: CIFAR-10 N=100 (Standalone, LG-FedAvg, FedProto, FML, FedKD, FedAPEN)." in note(figure)
+    assert texts(figure.axes[1]) == ["diverged"]
+
+
+# Each client
+
+
+def of_clients(*accuracies, classes=(0, 1)):
+    number = len(accuracies)
+    return Clients(
+        model=["CNN-1"] * number, classes=[list(classes)] * number, train_samples=[9] * number, accuracy=list(accuracies)
+    )
+
+
+def test_bars_are_sorted_and_coloured_by_who_does_better():
+    ours, theirs = of_clients(0.5, 0.9, 0.7, 0.6), of_clients(0.6, 0.5, 0.6, 0.6)
+    figure = clients_figure(outcomes(cell(clients=ours), cell(variant="fedproto", clients=theirs)))
+    axes = figure.axes[0]
+    assert [bar.get_height() for bar in axes.patches] == pytest.approx([40, 10, 0, -10])
+    assert [to_hex(bar.get_facecolor()) for bar in axes.patches][::3] == ["#d55e00", "#0072b2"]
+    assert texts(axes) == ["FedMRL better: 50% of clients\n(the paper: 87%)", "FedProto better: 25%, equal: 25%"]
+    assert texts(figure.axes[1]) == ["not measured"]
+
+
+def test_clients_of_the_same_split_are_averaged_over_seeds():
+    ours = [cell(seed=0, clients=of_clients(0.5, 0.9)), cell(seed=1, clients=of_clients(0.7, 0.9))]
+    theirs = [cell(variant="fedproto", seed=seed, clients=of_clients(0.5, 0.5)) for seed in (0, 1)]
+    found = outcomes(*ours, *theirs)
+    gained = gains(found.of(MAIN, "fedmrl"), found.of(MAIN, "fedproto"))
+    assert gained.points == pytest.approx([10, 40]) and gained.said == "mean over seeds 0, 1"
+
+
+def test_clients_of_different_splits_are_those_of_the_first_seed():
+    both = [
+        cell(variant=method, seed=seed, clients=of_clients(value, 0.5, classes=(seed, 5)))
+        for method, value in (("fedmrl", 0.6), ("fedproto", 0.5))
+        for seed in (0, 1)
+    ]
+    found = outcomes(*both)
+    gained = gains(found.of(MAIN, "fedmrl"), found.of(MAIN, "fedproto"))
+    assert gained.points == pytest.approx([10, 0])
+    assert gained.said == "seed 0, as each seed deals the data anew; with seeds 0, 1, 50%, 50% of clients gain"
+
+
+def test_clients_are_compared_only_with_themselves():
+    a, b = cell(clients=of_clients(0.5)), cell(variant="fedproto", clients=of_clients(0.5, classes=(3, 4)))
+    assert clients_figure(outcomes(a, b)) is None
+    assert clients_figure(outcomes(a, cell(variant="fedproto", seed=1, clients=of_clients(0.5)))) is None
+
+
+# Costs
+
+
+def test_costs_are_bars_with_their_numbers_or_a_word():
+    cells = [
+        cell(targets=[target(0.9, rounds=30, parameters=2e6, flops=3e12)]),
+        cell(variant="standalone", targets=[target(0.9, rounds=60, parameters=0, flops=4e12)]),
+        cell(variant="fedproto", targets=[target(0.9, rounds=50, parameters=2e3, flops=5e12)]),
+        cell(variant="fml", targets=[target(0.9)]),
+        diverged(variant="fd"),
+    ]
+    rounds, parameters, flops = costs_figure(outcomes(*cells), "fair").axes[:3]
+    words = ["60", "· not measured", "– diverged", "50", "not reached", "· not measured", "· not measured", "30"]
+    assert texts(rounds) == words
+    assert [text for text in texts(parameters) if text[0].isdigit()] == ["0", "2 k", "2 M"]
+    assert [bar.get_width() for bar in rounds.patches] == pytest.approx([60, 50, 30])
+    assert [axes.get_xscale() for axes in (rounds, parameters, flops)] == ["linear", "log", "linear"]
+    assert parameters.get_xlabel() == "parameters per client (log scale)"
+    assert [label.get_text() for label in rounds.get_yticklabels()][-1] == "FedMRL"
+
+
+def test_costs_as_the_paper_counts_are_the_participants():
+    both = [target(0.9, "all", 40, 2e6, 3e12), target(0.9, "participants", 20, 1e6, 1.5e12)]
+    figure = costs_figure(outcomes(cell(targets=both)), "paper")
+    assert texts(figure.axes[0])[-1] == "20" and texts(figure.axes[1])[-1] == "10 M"
+
+
+# Inference
+
+
+def test_inference_shows_the_four_models_in_the_view_that_counts():
+    modes = {"mix-large": 0.9, "mix-small": 0.8, "single-small": 0.5, "single-large": 0.6}
+    found = outcomes(
+        cell(inference={"aggregated": modes, "own": dict.fromkeys(modes, 0.1)}), diverged("cifar100-n100", "fedmrl")
+    )
+    figure = inference_figure(found)
+    axes = figure.axes[0]
+    assert [bar.get_height() for bar in axes.patches] == pytest.approx([90, 80, 60, 50])
+    assert [label.get_text() for label in axes.get_xticklabels()] == list(MODES)
+    assert texts(axes) == ["90.0", "80.0", "60.0", "50.0"] and texts(figure.axes[1]) == ["diverged"]
+
+
+# What is varied
+
+
+def drawn(axes, colour):
+    """The points of each protocol's line of a colour."""
+    lines = [c.lines[0] for c in axes.containers if c.lines[0].get_color() == colour]
+    return [dict(zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in lines]
+
+
+def test_classes_are_varied_from_that_of_the_tables():
+    cells = [cell(fair=0.8, paper=0.9), cell(f"{MAIN}-classes-4", fair=0.7, paper=0.75), cell(variant="fedproto", fair=0.6)]
+    figure = sweep_figure(outcomes(*cells), SWEEPS["non-iid-class"])
+    fair, paper = drawn(figure.axes[0], STYLES["fedmrl"].colour)
+    assert list(fair) == [2, 4, 6, 8, 10] and [fair[2], fair[4]] == pytest.approx([80, 70]) and np.isnan(fair[6])
+    assert [paper[2], paper[4]] == pytest.approx([90, 75])
+    assert legend(figure) == ["FedMRL", "FedProto", "fair protocol", "the paper's protocol"]
+    assert "FedMRL (CIFAR-10 at 6, CIFAR-10 at 8, CIFAR-10 at 10)" in note(figure)
+
+
+def test_a_setting_that_diverged_is_a_cross_and_a_note():
+    cells = [cell(f"{MAIN}-dirichlet-0.1"), diverged(f"{MAIN}-dirichlet-0.1", "fedproto")]
+    figure = sweep_figure(outcomes(*cells), SWEEPS["non-iid-dirichlet"])
+    crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
+    assert {(line.get_xdata()[0], line.get_color()) for line in crosses} == {(0.1, STYLES["fedproto"].colour)}
+    assert "Diverged (×): FedProto (CIFAR-10 at 0.1)." in note(figure)
+
+
+def test_the_plain_run_stands_for_its_own_d1_alone():
+    cells = [cell(fair=0.8), cell(variant="fedmrl-d1-150", fair=0.7), cell(variant="fedmrl-without-mrl-d1-100", fair=0.6)]
+    with_mrl, _ = drawn(sweep_figure(outcomes(*cells), SWEEPS["d1"]).axes[0], STYLES["fedmrl"].colour)
+    assert [with_mrl[100], with_mrl[150]] == pytest.approx([80, 70]) and np.isnan(with_mrl[200])
+    without, _ = drawn(
+        sweep_figure(outcomes(*cells), SWEEPS["ablation"]).axes[0], SWEEPS["ablation"].lines["FedMRL without MRL"].colour
+    )
+    assert without[100] == pytest.approx(60) and np.isnan(without[150])
+    other = cell(fair=0.8).model_copy(
+        update={"recipe": {**cell().recipe, "method": {"name": "fedmrl", "d1": 500, "mrl": True}}}
+    )
+    moved, _ = drawn(sweep_figure(outcomes(other), SWEEPS["d1"]).axes[0], STYLES["fedmrl"].colour)
+    assert np.isnan(moved[100]) and moved[500] == pytest.approx(80)
+
+
+def test_a_run_of_its_own_comes_before_the_plain_one():
+    found = outcomes(cell(fair=0.8), cell(variant="fedmrl-d1-100", fair=0.7))
+    assert found.of_dim(MAIN, 100).mean("fair") == pytest.approx(70)
+
+
+def test_several_seeds_have_error_bars():
+    figure = sweep_figure(outcomes(cell(fair=0.7), cell(seed=1, fair=0.9)), SWEEPS["d1"])
+    (bars,) = figure.axes[0].containers[0].lines[2]
+    low, high = bars.get_segments()[0][:, 1]
+    assert (high - low) / 2 == pytest.approx(100 * np.std([0.7, 0.9], ddof=1))
+    assert "Error bars" in note(figure)
+
+
+# All of them
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return {scale.name: Outcomes(all_cells(scale), scale) for scale in (PAPER, QUICK)}
+
+
+def written_in(figure):
+    """The box of every text that can be seen."""
+    figure.canvas.draw()
+    texts = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
+    ticks = {label for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for label in _unseen(axis)}
+    return {text: text.get_window_extent() for text in texts if text not in ticks}
+
+
+def _unseen(axis):
+    """Labels of ticks outside the axis's limits, which are there but not drawn."""
+    low, high = sorted(axis.get_view_interval())
+    ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
+    outside = [tick for tick in ticks if not low <= tick.get_loc() <= high]
+    return [label for tick in outside for label in (tick.label1, tick.label2)]
+
+
+@pytest.mark.parametrize("scale", ["paper", "quick"])
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_text_can_be_read(whole, name, scale):
+    with rc_context(LOOK):
+        figure = FIGURES[name](whole[scale])
+        boxes = written_in(figure)
+    paper = figure.bbox.padded(1)
+    for text, box in boxes.items():
+        assert paper.x0 <= box.x0 and box.x1 <= paper.x1 and paper.y0 <= box.y0 and box.y1 <= paper.y1, text.get_text()
+    for (a, one), (b, other) in combinations(boxes.items(), 2):
+        assert not one.padded(-1).overlaps(other.padded(-1)), f"{a.get_text()!r} and {b.get_text()!r}"
+
+
+def test_a_reproduction_that_is_under_way_becomes_files(tmp_path):
+    written = write_figures(all_cells(QUICK), QUICK, tmp_path)
+    assert [path.name for path in written] == [f"{name}.{suffix}" for name in FIGURES for suffix in ("png", "svg", "pdf")]
+    folder = tmp_path / "figures"
+    svg = (folder / "curves.svg").read_text()
+    assert "<!-- Digits, N=20, C=25% -->" in svg and "<!-- not measured -->" in svg and "<text" not in svg
+    pdf = (folder / "curves.pdf").read_bytes()
+    assert b"/Type3" not in pdf and b"/FontFile2" in pdf  # TrueType, embedded: what a camera-ready paper has to have
+
+
+def test_the_same_cells_make_the_same_files(tmp_path):
+    cells = [cell()]
+    for folder in ("a", "b"):
+        write_figures(cells, PAPER, tmp_path / folder)
+    for path in (tmp_path / "a" / "figures").iterdir():
+        assert path.read_bytes() == (tmp_path / "b" / "figures" / path.name).read_bytes(), path.name
+
+
+def test_nothing_measured_is_no_figure(tmp_path):
+    assert write_figures([], PAPER, tmp_path) == []
+    assert write_figures([diverged()], QUICK, tmp_path) == []

@@ -1,0 +1,256 @@
+import csv
+import re
+
+import pytest
+from synthetic import all_cells, cell, diverged, target
+
+from fedmrl.report.grid import Entry, Grid, to_latex, to_markdown
+from fedmrl.report.outcomes import Outcomes
+from fedmrl.report.paper_tables import accuracy_grid, cost_grid, difference_grids, standing, write_tables
+from fedmrl.reproduce.experiments import PAPER, QUICK
+
+MAIN = "cifar10-n100"
+
+
+def entry(grid, row, column):
+    """What stands where, such as ("FedMRL", 2): the third column, CIFAR-10 with N=100."""
+    return next(entries[column] for group in grid.groups for name, entries in group if name == row)
+
+
+def accuracies(cells, protocol="fair", scale=PAPER):
+    return accuracy_grid(Outcomes(cells, scale), "heterogeneous", protocol)
+
+
+def rows_of(path):
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+# Accuracy
+
+
+def test_several_seeds_have_a_spread_and_one_has_none():
+    grid = accuracies([cell(fair=0.8), cell(seed=1, fair=0.9), cell(variant="fml", fair=0.5)])
+    assert entry(grid, "FedMRL", 2).text == "85.00 ± 7.07"
+    assert entry(grid, "FML", 2).text == "50.00"
+    assert any("sample standard deviation" in note for note in grid.notes)
+
+
+def test_each_protocol_has_its_own_number():
+    cells = [cell(fair=0.8, paper=0.9)]
+    assert entry(accuracies(cells, "fair"), "FedMRL", 2).text == "80.00"
+    assert entry(accuracies(cells, "paper"), "FedMRL", 2).text == "90.00"
+
+
+def test_the_papers_number_stands_beside_ours_under_its_own_protocol_alone():
+    cells = [cell(paper=0.94)]
+    assert entry(accuracies(cells, "paper"), "FedMRL", 2).aside == "95.85"
+    assert entry(accuracies(cells, "paper"), "FD", 2).aside == "–"
+    assert entry(accuracies(cells, "fair"), "FedMRL", 2).aside == ""
+    assert "94.00** (**95.85**)" in to_markdown("t", [accuracies(cells, "paper")])
+    quick = accuracies([cell("digits-n20", paper=0.94)], "paper", QUICK)
+    assert not any(e.aside for group in quick.groups for _, entries in group for e in entries)
+
+
+def test_margins_are_to_the_best_of_all_and_of_the_same_category():
+    baselines = {"standalone": 0.7, "lg-fedavg": 0.6, "fd": 0.5, "fedproto": 0.75, "fml": 0.61, "fedkd": 0.62, "fedapen": 0.4}
+    cells = [cell(fair=0.8, paper=0.9), *(cell(variant=m, fair=a, paper=a + 0.1) for m, a in baselines.items())]
+    fair, paper = accuracies(cells, "fair"), accuracies(cells, "paper")
+    assert entry(fair, "FedMRL − best baseline", 2) == Entry("+5.00")
+    assert entry(fair, "FedMRL − best same-category baseline", 2) == Entry("+18.00")
+    # The paper: 95.85 − 92.49 (FedProto) and 95.85 − 73.21 (FedKD).
+    assert entry(paper, "FedMRL − best baseline", 2) == Entry("+5.00", aside="+3.36")
+    assert entry(paper, "FedMRL − best same-category baseline", 2) == Entry("+18.00", aside="+22.64")
+
+
+def test_a_margin_that_is_negative_says_so():
+    assert entry(accuracies([cell(fair=0.5), cell(variant="fml", fair=0.6)]), "FedMRL − best baseline", 2).text == "−10.00*"
+
+
+def test_best_is_bold_and_second_underlined():
+    cells = [cell(fair=0.8), cell(variant="fml", fair=0.7), cell(variant="fedkd", fair=0.6)]
+    text = to_latex("t", "t", [accuracies(cells)])
+    assert r"\textbf{80.00}" in text and r"\underline{70.00}" in text and r"{60.00}" not in text
+    assert "second underlined" in text and "italic" not in text
+
+
+def test_two_that_are_best_leave_no_second():
+    grid = accuracies([cell(fair=0.8), cell(variant="fml", fair=0.8), cell(variant="fedkd", fair=0.6)])
+    assert [entry(grid, name, 2).mark for name in ("FedMRL", "FML", "FedKD")] == ["best", "best", ""]
+
+
+def test_what_is_missing_is_a_dot_and_makes_a_margin_provisional():
+    grid = accuracies([cell(fair=0.8), cell(variant="fml", fair=0.6)])
+    assert entry(grid, "FedKD", 2).text == "·" and entry(grid, "FedMRL", 0).text == "·"
+    assert entry(grid, "FedMRL − best baseline", 2).text == "+20.00*"
+    assert entry(grid, "FedMRL − best baseline", 0).text == "·"
+    assert any("not measured" in note for note in grid.notes) and any(note.startswith("*") for note in grid.notes)
+
+
+def test_what_diverged_is_a_dash_and_a_note_and_no_rival():
+    cells = [cell(fair=0.8), cell(variant="fml", fair=0.6), diverged(variant="fd", at=7)]
+    grid = accuracies(cells)
+    assert entry(grid, "FD", 2).text == "–"
+    assert "– diverged: FD (CIFAR-10 N=100 in round 7)." in grid.notes
+    assert entry(grid, "FedMRL − best baseline", 2).text == "+20.00*"
+
+
+def test_one_seed_that_diverged_is_not_hidden_by_those_that_did_not(tmp_path):
+    cells = [cell(variant="fd", fair=0.6), diverged(variant="fd", seed=1), cell(variant="fd", seed=2, fair=0.8)]
+    grid = accuracies(cells)
+    assert entry(grid, "FD", 2).text == "–"
+    assert "– diverged: FD (CIFAR-10 N=100 in round 12 with 1 of 3 seeds)." in grid.notes
+    write_tables(cells, PAPER, tmp_path)
+    rows = rows_of(tmp_path / "tables" / "table-hetero.csv")
+    row = next(r for r in rows if (r["row"], r["federation"], r["dataset"], r["protocol"]) == ("fd", "n100", "cifar10", "fair"))
+    assert (row["status"], row["seeds"], row["accuracy"], row["by_seed"]) == ("diverged", "0 1 2", "", "60.0 80.0")
+
+
+def test_a_diverged_fedmrl_has_no_margin():
+    grid = accuracies([diverged(variant="fedmrl"), cell(variant="fml", fair=0.6)])
+    assert entry(grid, "FedMRL − best baseline", 2).text == "–"
+
+
+def test_columns_say_how_many_clients_there_are_and_take_part():
+    grid = accuracies([cell()])
+    assert grid.header[0] == [("CIFAR-10", 3), ("CIFAR-100", 3)]
+    assert grid.header[1][2] == ("N=100, C=10%", 1) and grid.header[1][0] == ("N=10", 1)  # where no run says who takes part
+
+
+def test_csv_has_the_numbers_as_they_were_measured(tmp_path):
+    write_tables([cell(fair=1 / 3), cell(variant="fml", fair=0.25)], PAPER, tmp_path)
+    rows = rows_of(tmp_path / "tables" / "table-hetero.csv")
+    here = {r["row"]: r for r in rows if (r["dataset"], r["federation"], r["protocol"]) == ("cifar10", "n100", "fair")}
+    assert float(here["fedmrl"]["accuracy"]) == 100 * (1 / 3) and here["fedmrl"]["deviation"] == ""
+    assert float(here["fedmrl-minus-best-baseline"]["accuracy"]) == pytest.approx(100 / 3 - 25)
+    assert here["fedmrl-minus-best-baseline"]["against"] == "fml" and here["fedkd"]["status"] == "missing"
+    printed = next(r for r in rows if (r["row"], r["federation"], r["protocol"]) == ("fedmrl", "n100", "paper"))
+    assert printed["paper"] == "95.85"
+
+
+# Difference
+
+
+def test_difference_is_ours_minus_the_papers():
+    cells = [cell(paper=0.95), cell(variant="fedproto", paper=0.93), cell(variant="fml", paper=0.8), diverged(variant="fd")]
+    grid = difference_grids(Outcomes(cells, PAPER))[0]
+    assert entry(grid, "FedMRL", 2).text == "−0.85" and entry(grid, "FedProto", 2).text == "+0.51"
+    assert entry(grid, "FML", 2).text == "80.00†"  # of which the paper says that it failed to converge
+    assert entry(grid, "FD", 2).text == "–" and entry(grid, "FedKD", 2).text == "·"
+    assert "Mean absolute difference 0.68 points over 2 numbers; ours is higher in 1." in grid.notes
+
+
+def test_rank_counts_those_that_are_better_and_those_that_diverged_as_worse():
+    cells = [
+        cell(fair=0.7),
+        cell(variant="fedproto", fair=0.75),
+        cell(variant="fml", fair=0.6),
+        cell(variant="fedkd", fair=0.7),
+        diverged(variant="fd"),
+    ]
+    outcomes = Outcomes(cells, PAPER)
+    found = standing(outcomes, outcomes.main("cifar10"))
+    assert (found.rank, found.of, found.margin.against) == (2, 5, "fedproto")
+    assert found.margin.points == pytest.approx(-5)
+    row = next(entries for name, entries in difference_grids(outcomes)[-1].groups[0] if name == "CIFAR-10, N=100, C=10%")
+    assert [e.text for e in row] == ["heterogeneous", "70.00", "FedProto", "−5.00*", "2 of 5"]
+
+
+def test_a_small_reproduction_is_not_held_against_the_paper(tmp_path):
+    write_tables(all_cells(QUICK), QUICK, tmp_path)
+    assert "minus the paper" not in (tmp_path / "tables" / "difference.md").read_text()
+    assert len(difference_grids(Outcomes(all_cells(QUICK), QUICK))) == 1
+
+
+# Costs
+
+
+def costs(cells, protocol="fair"):
+    return cost_grid(Outcomes(cells, PAPER), protocol)
+
+
+def test_costs_are_counted_both_ways():
+    both = [target(0.9, "all", 40, 2e6, 3e12), target(0.9, "participants", 20, 1e6, 1.5e12)]
+    cells = [cell(targets=both)]
+    assert [entry(costs(cells, "fair"), "FedMRL", i).text for i in range(3)] == ["40", "2 M", "3 T"]
+    assert [entry(costs(cells, "paper"), "FedMRL", i).text for i in range(3)] == ["20", "10 M", "15 T"]
+
+
+def test_a_target_may_be_reached_by_none_or_by_some_seeds():
+    never, once = target(0.9), target(0.9, rounds=30, parameters=5e3, flops=1e9)
+    cells = [
+        cell(targets=[never]),
+        cell(variant="fml", targets=[once]),
+        cell(variant="fml", seed=1, targets=[never]),
+        diverged(variant="fd"),
+        cell(variant="fedkd", targets=[target(0.5, rounds=3)]),  # of another target
+    ]
+    grid = costs(cells)
+    assert entry(grid, "FedMRL", 0).text == "not reached" and entry(grid, "FML", 0).text == "30 (1/2)"
+    assert entry(grid, "FD", 0).text == "–" and entry(grid, "FedKD", 0).text == "·"
+    assert all(e.mark == "" for group in grid.groups for _, entries in group for e in entries)
+
+
+def test_the_least_cost_is_best_and_seeds_have_a_spread():
+    cells = [
+        cell(targets=[target(0.9, rounds=10, parameters=1e6, flops=1e9)]),
+        cell(seed=1, targets=[target(0.9, rounds=20, parameters=3e6, flops=1e9)]),
+        cell(variant="standalone", targets=[target(0.9, rounds=40, parameters=0, flops=1e8)]),
+    ]
+    grid = costs(cells)
+    assert entry(grid, "FedMRL", 0) == Entry("15 ± 7", "best") and entry(grid, "FedMRL", 1) == Entry("2 M ± 1.41 M", "second")
+    assert entry(grid, "Standalone", 1) == Entry("0", "best")
+
+
+def test_costs_as_csv_have_a_row_for_each_seed(tmp_path):
+    cells = [cell(targets=[target(0.9, rounds=10, parameters=1e6, flops=1e9)]), cell(seed=1, targets=[target(0.9)])]
+    write_tables(cells, PAPER, tmp_path)
+    rows = rows_of(tmp_path / "tables" / "costs.csv")
+    ours = [r for r in rows if (r["method"], r["dataset"], r["protocol"]) == ("fedmrl", "cifar10", "fair")]
+    assert [(r["seed"], r["reached"], r["rounds"]) for r in ours] == [("0", "True", "10.0"), ("1", "False", "")]
+
+
+# Files
+
+
+def cells_in(line):
+    """How many columns a row of a tabular takes."""
+    spans = sum(int(span) - 1 for span in re.findall(r"\\multicolumn\{(\d+)\}", line))
+    return len(re.split(r"(?<!\\)&", line)) + spans
+
+
+@pytest.mark.parametrize("scale", [PAPER, QUICK], ids=lambda scale: scale.name)
+def test_latex_is_whole(tmp_path, scale):
+    write_tables(all_cells(scale), scale, tmp_path)
+    for path in (tmp_path / "tables").glob("*.tex"):
+        text = path.read_text()
+        bare = re.sub(r"\\[{}]", "", text)
+        assert bare.count("{") == bare.count("}")
+        assert sorted(re.findall(r"\\begin\{(\w+)\}", text)) == sorted(re.findall(r"\\end\{(\w+)\}", text))
+        assert not re.search(r"(?<!\\)[%#_]", text.partition("\n")[2]) and text.isascii()
+        assert text.count("$") % 2 == 0
+        for tabular in re.findall(r"\\begin\{tabular\}\{@\{\}(l?c+)@\{\}\}(.*?)\\end\{tabular\}", text, re.DOTALL):
+            lines = [line for line in tabular[1].splitlines() if line.endswith(r"\\")]
+            assert len(lines) >= 4 and {cells_in(line) for line in lines} == {len(tabular[0])}
+
+
+@pytest.mark.parametrize("scale", [PAPER, QUICK], ids=lambda scale: scale.name)
+def test_markdown_has_as_many_columns_in_every_row(tmp_path, scale):
+    write_tables(all_cells(scale), scale, tmp_path)
+    for path in (tmp_path / "tables").glob("*.md"):
+        for table in re.findall(r"(?:^\|.*\n)+", path.read_text(), re.MULTILINE):
+            assert len({line.count("|") for line in table.splitlines()}) == 1
+
+
+def test_whatever_a_text_has_latex_can_print_it():
+    grid = Grid("50% of A&B_{C}", "x", [[("#1 ~ ^2 \\", 1)]], [[("a", [Entry("5 ± 1 < 6")])]])
+    text = to_latex("t", "t", [grid])
+    assert r"50\% of A\&B\_\{C\}" in text and r"\#1 \textasciitilde{} \textasciicircum{}2 \textbackslash{}" in text
+
+
+def test_only_what_was_measured_is_written(tmp_path):
+    assert write_tables([], PAPER, tmp_path) == []
+    names = {path.name for path in write_tables([cell("cifar10-n10-homogeneous")], PAPER, tmp_path)}
+    assert names == {f"{name}.{suffix}" for name in ("table-homo", "difference") for suffix in ("md", "tex", "csv")}
+    written = write_tables(all_cells(PAPER), PAPER, tmp_path)
+    assert len(written) == 12 and all(path.is_file() for path in written)
