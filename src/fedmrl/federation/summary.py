@@ -59,6 +59,8 @@ def summarise(
         ],
         "seconds": {what: sum(r["seconds"][what] for r in records) for what in ("train", "aggregate", "store", "evaluate")},
         "clients": client_rows(recipe, setting, snapshot, final),
+        "class_names": list(setting.data.classes),
+        "split": samples_by_class(setting),
     }
 
 
@@ -124,6 +126,12 @@ def cost_to_target(
         "paper_parameters": parameters / turns * reached,
         "paper_flops": flops / turns * reached,
     }
+
+
+def samples_by_class(setting: Setting) -> list[dict[str, int]]:
+    """For each client the number of its training samples of each class that it has, by the class's label."""
+    counted = (np.unique(setting.data.y[own.train], return_counts=True) for own in setting.splits)
+    return [{str(label): int(count) for label, count in zip(*found, strict=True)} for found in counted]
 
 
 def client_rows(recipe: Recipe, setting: Setting, snapshot: Snapshot, final: Accuracies) -> list[dict[str, Any]]:
