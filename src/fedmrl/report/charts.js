@@ -19,6 +19,7 @@ function fill(node, attributes, children) {
 const el = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
 const draw = (tag, attributes = {}, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 const byId = (id) => document.getElementById(id);
+const many = (number) => number.toLocaleString("en");
 const percent = (share) => `${(100 * share).toFixed(1)} %`;
 const points = (share) => `${share > 0 ? "+" : share < 0 ? "−" : ""}${Math.abs(100 * share).toFixed(1)}`;
 
@@ -30,7 +31,7 @@ const SHAPES = [
   "M0-1.3L1.15 0L0 1.3L-1.15 0Z",
   "M0 1.15L1.1-.8H-1.1Z",
   "M-.4-1.2H.4V-.4H1.2V.4H.4V1.2H-.4V.4H-1.2V-.4H-.4Z",
-  "M0-1.3L.76 1.05L-1.24-.4H1.24L-.76 1.05Z",
+  "M-1.15-.55L-.55-1.15L0-.6L.55-1.15L1.15-.55L.6 0L1.15.55L.55 1.15L0 .6L-.55 1.15L-1.15.55L-.6 0Z",
   "M-.6-1.1H.6L1.2 0L.6 1.1H-.6L-1.2 0Z",
 ];
 
@@ -428,7 +429,7 @@ function sortableTable(into, { label, columns, rows, limit = 500 }) {
     );
     counted.textContent =
       rows.length > limit
-        ? `The first ${limit} of ${rows.length.toLocaleString("en")} in this order; sort by a column to see others.`
+        ? `The first ${limit} of ${many(rows.length)} in this order; sort by a column to see others.`
         : `${rows.length} rows. Press a column’s title to sort by it.`;
   }
 

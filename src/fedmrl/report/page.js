@@ -73,7 +73,12 @@ function showFederation() {
   const federation = data.federations[state.federation];
   const places = Object.keys(federation.accuracy).map(Number);
   const clients = federation.model.map((_, client) => client);
-  byId("clients-says").textContent = "Each client’s accuracy at the end of the run, on its own test samples, with the latest the server has" + (data.federations.length > 1 ? "; each seed deals the samples anew, so clients are compared within one seed." : ".");
+  const idle = federation.rounds ? federation.rounds.filter((rounds) => !rounds).length : 0;
+  byId("clients-says").textContent = [
+    "Each client’s accuracy at the end of the run, on its own test samples, with the latest the server has.",
+    idle ? `${many(idle)} of ${many(clients.length)} never took part, so their own models are as they began.` : "",
+    data.federations.length > 1 ? "Each seed deals the samples anew, so clients are compared within one seed." : "",
+  ].join(" ");
   showDifferences(federation, places);
   byId("clients").replaceChildren();
   sortableTable(byId("clients"), {
@@ -112,7 +117,7 @@ function showDifferences(federation, places) {
     const gain = rows.filter((row) => row.difference > 0).length;
     const lose = rows.filter((row) => row.difference < 0).length;
     const share = ((100 * gain) / rows.length).toFixed(0);
-    inner.replaceChildren(el("p", { id: "gain" }, el("b", {}, `${share} % of the clients gain`), ` with ${first} over ${second}: ${gain} of ${rows.length.toLocaleString("en")} do better, ${lose} worse, ${rows.length - gain - lose} the same.`));
+    inner.replaceChildren(el("p", { id: "gain" }, el("b", {}, `${share} % of the clients gain`), ` with ${first} over ${second}: ${many(gain)} of ${many(rows.length)} do better, ${many(lose)} worse, ${many(rows.length - gain - lose)} the same.`));
     differenceChart(inner, {
       label: `Accuracy of ${first} minus that of ${second}, client by client. Use the left and right arrow keys.`,
       yLabel: `${first} − ${second}, points`,
@@ -136,7 +141,7 @@ function showSplit(split) {
     return;
   }
   const shown = split.counts.length;
-  byId("split-says").textContent = `Training samples by class (row) and client (column)${shown < split.clients ? `; the first ${shown} of ${split.clients.toLocaleString("en")} clients` : ""}.`;
+  byId("split-says").textContent = `Training samples by class (row) and client (column)${shown < split.clients ? `; the first ${shown} of ${many(split.clients)} clients` : ""}.`;
   const panel = el("div", { class: "panel" });
   box.append(panel);
   heatMap(panel, { label: `Training samples of ${shown} clients in ${split.names.length} classes. Use the arrow keys to read each cell.`, ...split });

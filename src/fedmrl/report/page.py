@@ -29,7 +29,7 @@ PROTOCOLS = {
     },
     "paper": {
         "label": "Paper: best round",
-        "says": "Only the clients of the round, each with the model it has just trained; the best round counts.",
+        "says": "Only the clients of the round, each with the model it has just trained; the best round counts, not the last.",
     },
 }
 WHOSE = {"fair": "all", "paper": "participants"}
@@ -234,13 +234,11 @@ def _card(one: Series, place: int, protocol: str) -> dict[str, Any]:
 def _cards_of_one(one: Series, protocol: str) -> list[dict[str, Any]]:
     over = f", mean of {len(one.runs)} seeds" if len(one.runs) > 1 else ""
     where = "all clients, last round" if protocol == "fair" else f"clients of {_best_rounds(one)}"
-    seconds = float(np.mean([sum(run.summary.seconds.values()) for run in one.runs]))
     cards = [
         ("Accuracy", percent(_mean(one, protocol)), f"{where}{over}"),
         ("Worst client", percent(_worst(one)), f"at the end{over}"),
         ("Sent and received", amount(_sent(one), "B"), "by a client, in all rounds"),
         ("Compute", amount(_flops(one), "FLOP"), "of a client, in all rounds"),
-        ("Time", _time(seconds), f"on {one.first.summary.device}"),
     ]
     return [{"label": label, "value": value, "notes": [note], "pairs": []} for label, value, note in cards]
 
