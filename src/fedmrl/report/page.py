@@ -417,7 +417,7 @@ def percent(share: float) -> str:
 
 def amount(value: float, unit: str) -> str:
     """A number with a prefix and a unit, never apart at the end of a line."""
-    return tables.amount(value, unit).replace(" ", NO_BREAK)
+    return tables.amount(value, unit).strip().replace(" ", NO_BREAK)
 
 
 def _number_of(number: int, what: str) -> str:
