@@ -74,6 +74,19 @@ def test_run_writes_a_whole_folder_and_says_what_came_out(fedmrl):
     assert not list(folder.rglob("*.pkl")) and not list(folder.rglob("*.pt"))
 
 
+def test_report_writes_a_page_of_what_run_and_compare_hint_at(fedmrl):
+    code, out, _ = fedmrl("run", "quickstart", *TINY, "--seeds", "0,1")
+    assert code == 0 and "fedmrl report runs/quickstart-fedmrl-1" in out
+    code, out, _ = fedmrl("report", "runs/quickstart-fedmrl-1")
+    assert code == 0 and "runs/quickstart-fedmrl-1/report.html" in out
+    assert "FedMRL reached" in Path("runs/quickstart-fedmrl-1/report.html").read_text(encoding="utf-8")
+
+
+def test_a_report_that_cannot_be_made_is_a_sentence_and_no_page(fedmrl):
+    code, _, err = fedmrl("report", "nowhere", "--out", "page.html")
+    assert code == 2 and err.startswith("fedmrl: nowhere does not exist;") and left_behind() == []
+
+
 def test_each_run_without_out_gets_a_folder_of_its_own(fedmrl):
     for _ in range(2):
         assert fedmrl("run", "quickstart", *TINY)[0] == 0

@@ -1,10 +1,11 @@
-"""The command line: `fedmrl run`, `compare`, `reproduce`, `bench`, `partition`, `models`, `methods`, `recipes`, `data`."""
+"""The command line: run, compare, report, reproduce, bench; and what there is: partition, models, methods, recipes, data."""
 
 import json
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -24,13 +25,14 @@ from fedmrl.data.sources import CIFAR_FILES, data_dir
 from fedmrl.engines import ENGINES, check_engine
 from fedmrl.errors import DivergedError, InterruptedRun, UserError
 from fedmrl.federation.folder import new_folder
-from fedmrl.federation.loop import run_seeds
+from fedmrl.federation.loop import OnRound, run_seeds
 from fedmrl.federation.summary import shown_mode, shown_view
 from fedmrl.files import write_whole
 from fedmrl.methods import METHODS
 from fedmrl.models import CNNS
 from fedmrl.progress import watching
 from fedmrl.report.tables import COLUMNS, amount
+from fedmrl.report.tensorboard import writing
 from fedmrl.reproduce.experiments import EXPERIMENTS, Scale, Wanted
 from fedmrl.reproduce.measure import Clock
 
@@ -80,6 +82,10 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="go on with the run in --out (or in RECIPE, if that is its folder)")
     ] = False,
+    tensorboard: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="write each round there for TensorBoard too (of several seeds, their mean)"),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run one method in one setting."""
@@ -93,10 +99,13 @@ def run(
     if several and resume and not any((out / "config.toml").exists() for out in outs):
         raise UserError(f"{folder} holds no such runs to resume; leave out --resume to start them there")
     try:
-        with watching(err, named.recipe.method.title, named.recipe.rounds) as on_round:
+        with (
+            watching(err, named.recipe.method.title, named.recipe.rounds) as show,
+            writing(tensorboard) if tensorboard else nullcontext() as write,
+        ):
             done = run_seeds(
-                named.recipe, chosen, outs=outs, resume=resume, device=device, engine=engine, store=store, on_round=on_round,
-                on_notice=_notice,
+                named.recipe, chosen, outs=outs, resume=resume, device=device, engine=engine, store=store,
+                on_round=_both(show, write) if write else show, on_notice=_notice,
             )  # fmt: skip
     except InterruptedRun as stopped:
         again = f"fedmrl run {shlex.quote(str(folder))} --resume"
@@ -121,6 +130,14 @@ def run(
         raise typer.Exit(3)
 
 
+def _both(first: OnRound, second: OnRound) -> OnRound:
+    def on_round(record: Mapping[str, Any]) -> None:
+        first(record)
+        second(record)
+
+    return on_round
+
+
 def _notice(line: str) -> None:
     err.print(line, soft_wrap=True, markup=False, style="dim")
 
@@ -137,7 +154,11 @@ def _print_seeds(recipe: Recipe, runs: Sequence[fedmrl.Run], folder: Path) -> No
         columns = ([value[which] for value in values] for which in ("last", "best"))
         table.add_row("mean", *(f"{np.mean(column):.1%} ± {np.std(column, ddof=1):.1%}" for column in columns))
     out.print(table)
-    out.print(f"Each run is in {folder}/seed-*/", soft_wrap=True, markup=False)
+    out.print(f"Each run is in {folder}/seed-*/   {_page_hint(folder)}", soft_wrap=True, markup=False)
+
+
+def _page_hint(folder: Path) -> str:
+    return f"As a page: fedmrl report {shlex.quote(str(folder))}"
 
 
 def _resumed(recipe: str, resume: bool) -> Path | None:
@@ -178,6 +199,7 @@ def _print_run(named: NamedRecipe, done: fedmrl.Run, folder: Path) -> None:
         soft_wrap=True,
         markup=False,
     )
+    out.print(_page_hint(folder), soft_wrap=True, markup=False)
 
 
 def _cost_sentence(cost: dict[str, Any]) -> str:
@@ -236,6 +258,7 @@ def compare(
         )
         where = f"Figure: {folder / 'accuracy.png'}   Table: {folder / 'table.md'}   Each run: {folder}/*/"
         out.print(where, soft_wrap=True, markup=False)
+        out.print(_page_hint(folder), soft_wrap=True, markup=False)
     for sentence in result.diverged:
         err.print(f"fedmrl: {sentence}", soft_wrap=True, markup=False)
 
@@ -275,6 +298,23 @@ def _recipes(recipe: str, names: Sequence[str], settings: Sequence[str]) -> tupl
         for name in takers:
             changes[name][field] = parse_value(value)
     return named, {name: named.recipe.with_method(name, changes[name]) for name in names}
+
+
+@app.command()
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="folders of runs, or folders that hold several, as of 'fedmrl compare'"),
+    ],
+    out_file: Annotated[
+        Path | None, typer.Option("--out", help="the page; report.html in the run's folder (of several: here) if not given")
+    ] = None,
+) -> None:
+    """Write a page that shows finished runs side by side: one HTML file that needs nothing but a browser."""
+    from fedmrl.report.page import write_page
+
+    path = write_page(runs, out_file)
+    out.print(f"Page: {path}   (open it in a browser)", soft_wrap=True, markup=False)
 
 
 @app.command()
@@ -341,15 +381,17 @@ def _print_plan(found: Sequence[Wanted], left: Sequence[Wanted], clock: Clock) -
 
 
 def _print_reproduction(folder: Path, scale: Scale) -> None:
+    from fedmrl.report.paper_figures import write_figures
+    from fedmrl.report.paper_tables import write_tables
     from fedmrl.reproduce.cells import read_cells
 
     cells = read_cells(folder)
-    out.print(f"{len(cells)} cells are in {folder}/cells", soft_wrap=True, markup=False)
     for cell in cells:
         if cell.diverged:
-            err.print(
-                f"{cell.setting}/{cell.variant}, seed {cell.seed}: {cell.diverged['reason']}", soft_wrap=True, markup=False
-            )
+            _notice(f"{cell.setting}/{cell.variant}, seed {cell.seed}: {cell.diverged['reason']}")
+    write_tables(cells, scale, folder)
+    write_figures(cells, scale, folder)
+    out.print(f"{len(cells)} cells, and what they come to: {folder}/tables, {folder}/figures", soft_wrap=True, markup=False)
 
 
 def _plural(word: str, values: Sequence[int]) -> str:

@@ -144,7 +144,7 @@ def as_printed(setting, method, value) -> Iterator[Cell]:
         return
     chance, other = (0.5, 78) if setting.startswith("cifar10-") else (0.1, 40)
     final = (value or other) / 100 - 0.025
-    for seed in PAPER.seeds_of(setting):
+    for seed in PAPER.seeds_of(setting, method):
         yield grown(setting, method, seed, final, min(chance, final / 2), 500, PAPER)
 
 
@@ -159,7 +159,7 @@ def case_studies(dataset, best) -> Iterator[Cell]:
     for number, d1 in enumerate(PAPER.dims):
         for mrl in (True, False) if number else (False,):
             off = -0.004 * number - (0 if mrl else 0.03 - 0.003 * number)
-            for seed in PAPER.seeds_of(main):
+            for seed in PAPER.seeds_of(main, "fedmrl"):
                 yield grown(main, dim_variant(d1, mrl), seed, best + off, 0.1, 500, PAPER)
 
 

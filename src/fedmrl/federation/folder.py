@@ -57,10 +57,10 @@ class RunFolder:
         if not config.is_file():
             raise UserError(f"{path} holds no run to resume; leave out --resume to start one there")
         try:
-            before = _flat(tomllib.loads(config.read_text(encoding="utf-8")))
+            before = flat(tomllib.loads(config.read_text(encoding="utf-8")))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise UserError(f"{config} is damaged ({error}); the run cannot go on, start it anew elsewhere") from error
-        now = _flat(tomllib.loads(recipe.to_toml()))
+        now = flat(tomllib.loads(recipe.to_toml()))
         changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
         if changed:
             said = "; ".join(f"{key} was {_said(before, key)}, is now {_said(now, key)}" for key in changed)
@@ -154,12 +154,13 @@ def new_folder(name: str, root: Path = Path("runs")) -> Path:
     return root / f"{stem}-{number}"
 
 
-def _flat(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Tables within tables as one, each value by its path."""
+    found: dict[str, Any] = {}
     for key, value in plain.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
 
 
-def _said(flat: Mapping[str, Any], key: str) -> str:
-    return repr(flat[key]) if key in flat else "not set"
+def _said(settings: Mapping[str, Any], key: str) -> str:
+    return repr(settings[key]) if key in settings else "not set"

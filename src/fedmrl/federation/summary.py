@@ -54,12 +54,14 @@ def summarise(
         },
         "flops": sum(r["flops"] for r in records),
         "targets": [
-            cost_to_target(records, recipe.clients, target, whose, shown_view(recipe), shown_mode(recipe))
+            cost_to_target(records, recipe.clients, target, whose, view, shown_mode(recipe))
             for target in recipe.evaluation.targets
-            for whose in ("all", "participants")
+            for whose, view in (("all", shown_view(recipe)), ("participants", "own"))
         ],
         "seconds": {what: sum(r["seconds"].get(what, 0.0) for r in records) for what in STAGES},
         "clients": client_rows(recipe, setting, snapshot, final),
+        "class_names": list(setting.data.classes),
+        "split": samples_by_class(setting),
     }
 
 
@@ -128,6 +130,12 @@ def cost_to_target(
         "paper_parameters": parameters / turns * reached,
         "paper_flops": flops / turns * reached,
     }
+
+
+def samples_by_class(setting: Setting) -> list[dict[str, int]]:
+    """For each client the number of its training samples of each class that it has, by the class's label."""
+    counted = (np.unique(setting.data.y[own.train], return_counts=True) for own in setting.splits)
+    return [{str(label): int(count) for label, count in zip(*found, strict=True)} for found in counted]
 
 
 def client_rows(recipe: Recipe, setting: Setting, snapshot: Snapshot, final: Accuracies) -> list[dict[str, Any]]:

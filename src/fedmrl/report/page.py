@@ -1,0 +1,436 @@
+"""A page that shows runs to people: one HTML file that needs nothing but a browser.
+
+`page.html` is the page's frame and `page.js` fills it from the data made here; `page.css` and `charts.js` hold what any page
+can use.
+"""
+
+import html
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmrl import __version__
+from fedmrl.errors import UserError
+from fedmrl.files import write_whole
+from fedmrl.report import tables
+from fedmrl.report.runs import FinishedRun, Series, differing, find_runs, make_series
+from fedmrl.report.tables import DASH
+
+PROTOCOLS = {
+    "fair": {
+        "label": "Fair: all clients",
+        "says": "Every client, with the latest the server has; the last round counts. Nothing is picked by its result.",
+    },
+    "paper": {
+        "label": "Paper: best round",
+        "says": "Only the clients of the round, each with the model it has just trained; the best round counts, not the last.",
+    },
+}
+WHOSE = {"fair": "all", "paper": "participants"}
+
+NO_BREAK = "\N{NO-BREAK SPACE}"
+MOST_IN_HEAT_MAP = 500  # clients; more columns than that are thinner than a pixel
+MOST_NAMED = 10  # classes of a client that a table's cell can name
+
+
+def write_page(paths: Sequence[Path], out: Path | None = None) -> Path:
+    """Write the page of the finished runs in these folders; into the folder, if it is one, or where it is run from."""
+    target = out or (paths[0] if len(paths) == 1 else Path()) / "report.html"
+    if target.suffix not in (".html", ".htm"):
+        raise UserError(f"--out is {target}; name an .html file")
+    runs, left_out = find_runs(paths)
+    text = page(make_series(runs), left_out)
+    if target.is_dir() or not target.parent.is_dir():
+        raise UserError(f"--out: {target} cannot be written; name a file in a folder that there is")
+    write_whole(target, text)
+    return target
+
+
+def page(series: Sequence[Series], left_out: Sequence[str] = ()) -> str:
+    """The page, whole."""
+    data = page_data(series, left_out)
+    answer = data["answers"]["fair"]
+    words = {"title": answer["title"], "lead": answer["lead"], "facts": data["facts"]}
+    return filled("page.html", data, scripts=["charts.js", "page.js"], words=words)
+
+
+def filled(frame: str, data: Mapping[str, Any], scripts: Sequence[str], words: Mapping[str, str]) -> str:
+    """A page's frame with its style, its scripts, its data, and words that are there before any script runs."""
+    parts = {
+        "style": _packaged("page.css"),
+        "script": "\n".join(_packaged(name) for name in scripts),
+        "data": embedded(data),
+        **{name: html.escape(_text(word)) for name, word in words.items()},
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _packaged(frame))
+
+
+def embedded(data: Any) -> str:
+    """JSON that can stand in a script element: no text in it can end the element, or begin another.
+
+    >>> embedded("</script><!--")
+    '"\\\\u003c/script\\\\u003e\\\\u003c!--"'
+    """
+    plain = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return plain.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
+
+
+def _text(word: str) -> str:
+    """A file's name can hold bytes that are no text."""
+    return word.encode("utf-8", "replace").decode("utf-8")
+
+
+def _packaged(name: str) -> str:
+    return files("fedmrl.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def page_data(series: Sequence[Series], left_out: Sequence[str] = ()) -> dict[str, Any]:
+    """All that the page shows, the most accurate series first."""
+    ranked = sorted(series, key=lambda one: -_mean(one, "fair"))
+    return {
+        "version": __version__,
+        "facts": _facts(ranked),
+        "notes": [*_notes(ranked), *(f"Left out: {sentence}." for sentence in left_out)],
+        "protocols": PROTOCOLS,
+        "answers": {protocol: _answer(ranked, protocol) for protocol in PROTOCOLS},
+        "series": [_series(one) for one in ranked],
+        "federations": _federations(ranked),
+        "totals": [_totals(one) for one in ranked],
+        "targets": {protocol: _targets(ranked, whose) for protocol, whose in WHOSE.items()},
+        "recipes": [_recipe(one) for one in ranked],
+    }
+
+
+def _facts(series: Sequence[Series]) -> str:
+    """The setting in a few words, as far as all have the same."""
+    settings = series[0].first.settings
+    apart = differing([one.first for one in series])
+    share = settings.get("participation", 1.0)
+    said = {
+        "data.name": settings.get("data.name", ""),
+        "clients": _number_of(len(series[0].first.summary.clients), "client"),
+        "participation": f"{share:.0%} a round" if isinstance(share, float | int) else "",
+        "rounds": _number_of(series[0].first.summary.rounds, "round"),
+    }
+    seeds = sorted({seed for one in series for seed in one.seeds})
+    words = [str(word) for key, word in said.items() if word and key not in apart]
+    return " · ".join([*words, f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"])
+
+
+def _notes(series: Sequence[Series]) -> list[str]:
+    """What a reader must know before comparing."""
+    notes = []
+    firsts = [one.first for one in series]
+    if apart := [key for key in differing(firsts) if not key.startswith("method.")]:
+        said = "; ".join(
+            f"{key}: {', '.join(dict.fromkeys(str(r.settings.get(key, 'not set')) for r in firsts))}" for key in apart
+        )
+        notes.append(f"These runs differ in more than the method, so who is ahead may be due to that. {said}.")
+    if len({tuple(one.seeds) for one in series}) > 1:
+        said = "; ".join(f"{one.name}: {', '.join(map(str, one.seeds))}" for one in series)
+        notes.append(f"Not every method was run with the same seeds. {said}.")
+    return notes
+
+
+def _mean(one: Series, protocol: str) -> float:
+    return float(np.mean([run.headline(protocol) for run in one.runs]))
+
+
+def _answer(series: Sequence[Series], protocol: str) -> dict[str, Any]:
+    """What came out, as a title, a sentence and cards."""
+    order = sorted(series, key=lambda one: -_mean(one, protocol))
+    title, lead = _alone(order[0], protocol) if len(order) == 1 else _won(order[0], order[1], protocol)
+    cards = _cards_of_one(order[0], protocol) if len(order) == 1 else [_card(one, series.index(one), protocol) for one in order]
+    return {"title": title, "lead": lead, "cards": cards}
+
+
+def _alone(one: Series, protocol: str) -> tuple[str, str]:
+    clients, rounds = len(one.first.summary.clients), one.first.summary.rounds
+    reached = percent(_mean(one, protocol))
+    if protocol == "fair":
+        title = f"{one.name} reached {reached}"
+        where = f"Mean over all {clients} clients after {_number_of(rounds, 'round')}, each on test samples of its own."
+    else:
+        title = f"{one.name} reached {reached} in its best round"
+        best = _best_rounds(one)
+        where = f"Mean over the clients of {best}, each on test samples of its own with the model it had just trained."
+    spread = f" Over {len(one.runs)} seeds it ranges from {_range(one, protocol)}." if len(one.runs) > 1 else ""
+    return (
+        title,
+        f"{where}{spread} A client sent and received {amount(_sent(one), 'B')} and computed {amount(_flops(one), 'FLOP')}.",
+    )
+
+
+def _won(winner: Series, second: Series, protocol: str) -> tuple[str, str]:
+    ahead = 100 * (_mean(winner, protocol) - _mean(second, protocol))
+    level = ahead < 0.05
+    wins, common = _wins(winner, second, protocol)
+    mostly = ", on average" if wins < common else ""
+    ours, theirs = percent(_mean(winner, protocol)), percent(_mean(second, protocol))
+    said = f"{winner.name} is right on {ours} of test samples and {second.name} on {theirs}"
+    if protocol == "fair":
+        title = f"{winner.name} ends {ahead:.1f}{NO_BREAK}points ahead of {second.name}{mostly}"
+        title = f"{winner.name} and {second.name} end level" if level else title
+        summary = winner.first.summary
+        reached = (
+            f"{said}, mean over all {_number_of(len(summary.clients), 'client')} after {_number_of(summary.rounds, 'round')}"
+        )
+    else:
+        title = f"{winner.name}’s best round is {ahead:.1f}{NO_BREAK}points above {second.name}’s{mostly}"
+        title = f"{winner.name} and {second.name} have equally good best rounds" if level else title
+        reached = f"{said}, mean over the clients of its best round, each with the model it had just trained"
+    cost = (
+        f"A client sent and received {amount(_sent(winner), 'B')} "
+        f"({second.name}: {_beside(_sent(second), _sent(winner), 'B')}) "
+        f"and computed {amount(_flops(winner), 'FLOP')} ({second.name}: {_beside(_flops(second), _flops(winner), 'FLOP')})."
+    )
+    certain = (
+        f"It is ahead with {wins} of {common} seeds." if common > 1 else "That is one seed; another may rank them otherwise."
+    )
+    return title, f"{reached}. {certain} {cost}"
+
+
+def _wins(winner: Series, second: Series, protocol: str) -> tuple[int, int]:
+    """With how many of the seeds that both have the winner is ahead."""
+    of_second = {run.summary.seed: run.headline(protocol) for run in second.runs}
+    common = [run for run in winner.runs if run.summary.seed in of_second]
+    return sum(run.headline(protocol) > of_second[run.summary.seed] for run in common), len(common)
+
+
+def _beside(value: float, other: float, unit: str) -> str:
+    """Another's amount, and how it compares.
+
+    >>> _beside(3e6, 2e6, "B"), _beside(2e3, 2e6, "B"), _beside(0, 5, "B")
+    ('3\\xa0MB, 1.5 times as much', '2\\xa0kB, 1000 times less', '0\\xa0B')
+    """
+    said = amount(value, unit)
+    if not value or not other:
+        return said
+    times = max(value / other, other / value)
+    if times < 1.05:
+        return f"{said}, about as much"
+    return f"{said}, {times:.{1 if times < 10 else 0}f} times {'as much' if value > other else 'less'}"
+
+
+def _card(one: Series, place: int, protocol: str) -> dict[str, Any]:
+    notes = [f"{_range(one, protocol)} over {len(one.runs)} seeds"] if len(one.runs) > 1 else []
+    notes += [f"best round: {_best_rounds(one).removeprefix('round ')}"] if protocol == "paper" and len(one.runs) == 1 else []
+    costs = [["sent + received", amount(_sent(one), "B")], ["compute", amount(_flops(one), "FLOP")]]
+    return {
+        "label": one.name,
+        "series": place,
+        "value": percent(_mean(one, protocol)),
+        "notes": notes,
+        "pairs": [*costs, ["worst client", percent(_worst(one))]],
+    }
+
+
+def _cards_of_one(one: Series, protocol: str) -> list[dict[str, Any]]:
+    over = f", mean of {len(one.runs)} seeds" if len(one.runs) > 1 else ""
+    where = "all clients, last round" if protocol == "fair" else f"clients of {_best_rounds(one)}"
+    cards = [
+        ("Accuracy", percent(_mean(one, protocol)), f"{where}{over}"),
+        ("Worst client", percent(_worst(one)), f"at the end{over}"),
+        ("Sent and received", amount(_sent(one), "B"), "by a client, in all rounds"),
+        ("Compute", amount(_flops(one), "FLOP"), "of a client, in all rounds"),
+    ]
+    return [{"label": label, "value": value, "notes": [note], "pairs": []} for label, value, note in cards]
+
+
+def _best_rounds(one: Series) -> str:
+    rounds = [run.summary.accuracy["participants"]["own"][run.summary.mode].best_round for run in one.runs]
+    return f"round {rounds[0]}" if len(rounds) == 1 else f"rounds {', '.join(map(str, rounds))} (one for each seed)"
+
+
+def _range(one: Series, protocol: str) -> str:
+    values = [run.headline(protocol) for run in one.runs]
+    return f"{100 * min(values):.1f} to {percent(max(values))}"
+
+
+def _worst(one: Series) -> float:
+    return float(np.mean([min(client.accuracy for client in run.summary.clients) for run in one.runs]))
+
+
+def _sent(one: Series, ways: Sequence[str] = ("up", "down"), what: str = "bytes") -> float:
+    """What a client sent and received in all, mean over clients and seeds."""
+    return float(
+        np.mean([sum(getattr(run.summary.communication[w], what) for w in ways) / len(run.summary.clients) for run in one.runs])
+    )
+
+
+def _flops(one: Series) -> float:
+    return float(np.mean([run.summary.flops / len(run.summary.clients) for run in one.runs]))
+
+
+def _series(one: Series) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "seeds": one.seeds,
+        "curves": {protocol: _curve(one, protocol) for protocol in PROTOCOLS},
+        "modes": _modes(one),
+    }
+
+
+def _curve(one: Series, protocol: str) -> dict[str, list[float]]:
+    curves = [run.curve(protocol) for run in one.runs]
+    rounds = [round_ for round_, _ in curves[0]]
+    values = np.array([[dict(curve).get(round_, np.nan) for round_ in rounds] for curve in curves])
+    if np.isnan(values).any():
+        folders = ", ".join(str(run.folder) for run in one.runs)
+        raise UserError(f"{folders}: one recipe, but not the same rounds; a rounds.jsonl of them is damaged, run it again")
+    shown: dict[str, list[float]] = {"rounds": list(rounds), "mean": _rounded(values.mean(axis=0))}
+    return shown if len(curves) == 1 else {**shown, "low": _rounded(values.min(axis=0)), "high": _rounded(values.max(axis=0))}
+
+
+def _rounded(values: Any) -> list[float]:
+    return [round(float(value), 5) for value in values]
+
+
+def _modes(one: Series) -> list[dict[str, Any]]:
+    """Each way to predict, by view, mean over seeds."""
+    inference, first = [run.summary.inference for run in one.runs], one.first.summary
+    return [
+        {
+            "mode": mode,
+            "counts": mode == first.mode,
+            "views": {
+                view: round(float(np.mean([views[view][mode] for views in inference])), 5) for view in reversed(first.inference)
+            },
+        }
+        for mode in first.inference[first.view]
+    ]
+
+
+def _federations(series: Sequence[Series]) -> list[dict[str, Any]]:
+    """Clients by split: only those that have the same samples can be compared one by one."""
+    digests = {run.split_digest: run.summary.seed for one in reversed(series) for run in reversed(one.runs)}
+    return [_federation(series, digest) for digest in sorted(digests, key=lambda digest: digests[digest])]
+
+
+def _federation(series: Sequence[Series], digest: str) -> dict[str, Any]:
+    members = {place: [run for run in one.runs if run.split_digest == digest] for place, one in enumerate(series)}
+    runs = [run for own in members.values() for run in own]
+    everyone = list(zip(*(run.summary.clients for run in runs), strict=True))
+    seeds = sorted({run.summary.seed for run in runs})
+    rounds = [[client.rounds for client in same] for same in everyone]
+    return {
+        "label": f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}",
+        "model": [" / ".join(dict.fromkeys(client.model for client in same)) for same in everyone],
+        "classes": [_classes(same[0].classes) for same in everyone],
+        "train": [same[0].train_samples for same in everyone],
+        "rounds": [own[0] for own in rounds] if all(len(set(own)) == 1 for own in rounds) else None,
+        "accuracy": {
+            str(place): _rounded(np.mean([[client.accuracy for client in run.summary.clients] for run in own], axis=0))
+            for place, own in members.items()
+            if own
+        },
+        "split": next((_split(run) for run in runs if run.summary.split and run.summary.class_names), None),
+    }
+
+
+def _classes(names: str) -> list[Any]:
+    """How many classes, and which, if they are few enough to be read."""
+    labels = names.split()
+    return [len(labels), ", ".join(labels) if len(labels) <= MOST_NAMED else f"{len(labels)} classes"]
+
+
+def _split(run: FinishedRun) -> dict[str, Any]:
+    split, names = run.summary.split or [], run.summary.class_names or []
+    shown = split[:MOST_IN_HEAT_MAP]
+    return {
+        "names": names,
+        "clients": len(split),
+        "counts": [[count for pair in sorted(own.items()) for count in pair] for own in shown],
+    }
+
+
+def _totals(one: Series) -> dict[str, Any]:
+    """What a client spent in all rounds: bytes and FLOPs as numbers for the bars, and everything as words."""
+    sent, flops = _sent(one), _flops(one)
+    return {
+        "bytes": sent,
+        "flops": flops,
+        "words": {
+            "up": amount(_sent(one, ["up"]), "B"),
+            "down": amount(_sent(one, ["down"]), "B"),
+            "bytes": amount(sent, "B"),
+            "parameters": amount(_sent(one, what="parameters"), ""),
+            "flops": amount(flops, "FLOP"),
+            "time": _time(float(np.mean([sum(run.summary.seconds.values()) for run in one.runs]))),
+        },
+    }
+
+
+def _targets(series: Sequence[Series], whose: str) -> list[dict[str, Any]]:
+    """For each target a row of words for each series."""
+    wanted = sorted({cost.target for one in series for run in one.runs for cost in run.summary.targets})
+    return [{"target": f"{100 * target:g} %", "rows": [_target(one, target, whose) for one in series]} for target in wanted]
+
+
+def _target(one: Series, target: float, whose: str) -> list[str] | None:
+    """Rounds, parameters and FLOPs, means over the seeds that reached it; nothing if none did."""
+    costs = [cost for run in one.runs for cost in run.summary.targets if (cost.target, cost.accuracy_of) == (target, whose)]
+    if not costs:
+        return [DASH] * 5
+    reached = [cost for cost in costs if cost.reached]
+    if not reached:
+        return None
+
+    def mean(what: str) -> float:
+        return float(np.mean([getattr(cost, what) for cost in reached]))
+
+    only = f" ({len(reached)} of {len(costs)} seeds)" if len(reached) < len(costs) else ""
+    amounts = ("parameters", ""), ("flops", "FLOP"), ("paper_parameters", ""), ("paper_flops", "FLOP")
+    return [f"{mean('rounds'):.3g}{only}", *(amount(mean(what), unit) for what, unit in amounts)]
+
+
+def _recipe(one: Series) -> dict[str, Any]:
+    summary = one.first.summary
+    again = f"fedmrl run {shlex.quote(str(one.first.folder / 'config.toml'))}"
+    seeds = f" --seeds {','.join(map(str, one.seeds))}" if len(one.runs) > 1 else ""
+    return {
+        "config": one.first.config,
+        "command": None if "models.own" in one.first.settings else f"{again}{seeds}",
+        "facts": [
+            ["device", summary.device],
+            ["engine", summary.engine],
+            *([name, number] for name, number in summary.versions.items()),
+            ["folder" if len(one.runs) == 1 else "folders", ", ".join(str(run.folder) for run in one.runs)],
+        ],
+    }
+
+
+def percent(share: float) -> str:
+    """A share in percent.
+
+    >>> percent(0.4567)
+    '45.7\\xa0%'
+    """
+    return f"{100 * share:.1f}{NO_BREAK}%"
+
+
+def amount(value: float, unit: str) -> str:
+    """A number with a prefix and a unit, never apart at the end of a line."""
+    return tables.amount(value, unit).strip().replace(" ", NO_BREAK)
+
+
+def _number_of(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _time(seconds: float) -> str:
+    """A time that can be read at a glance.
+
+    >>> _time(4.21), _time(200), _time(9000)
+    ('4.2 s', '3 min 20 s', '2 h 30 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

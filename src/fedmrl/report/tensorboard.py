@@ -1,0 +1,51 @@
+"""Rounds as TensorBoard's scalars, for those who watch their runs there."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fedmrl.errors import UserError
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Inside, what it gives writes each round's record that it is called with; the folder is made by the first of them."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise UserError(
+            f"--tensorboard needs the package tensorboard, which cannot be loaded here ({error}); "
+            "get it with: pip install 'fedmrl[tensorboard]'"
+        ) from error
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--tensorboard: {folder} is a file; name a folder")
+    writer: Any = None
+
+    def on_round(record: Mapping[str, Any]) -> None:
+        nonlocal writer
+        writer = writer or SummaryWriter(str(folder))
+        for name, value in scalars(record):
+            writer.add_scalar(name, value, record["round"])
+        writer.flush()
+
+    try:
+        yield on_round
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+def scalars(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Names and values of a round: loss, accuracy by whose, view and mode, what was sent, FLOPs, seconds."""
+    yield "loss", record["loss"]
+    for whose, views in record["accuracy"].items():
+        for view, modes in views.items():
+            for mode, accuracy in modes.items():
+                yield f"accuracy/{whose}/{view}/{mode}", accuracy
+    for way in ("up", "down"):
+        for what, number in record[way].items():
+            yield f"communication/{way}/{what}", number
+    yield "flops", record["flops"]
+    for what, seconds in record["seconds"].items():
+        yield f"seconds/{what}", seconds

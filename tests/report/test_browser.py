@@ -1,0 +1,182 @@
+"""The page of runs in a real browser: what is clicked, hovered and typed, with no error and no request but for the file."""
+
+import re
+import shutil
+
+import pytest
+from tiny import tiny_recipe
+
+import fedmrl
+from fedmrl.federation.loop import run_seeds
+from fedmrl.report.page import write_page
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+if CHROMIUM is None:
+    pytest.skip("there is no Chromium here", allow_module_level=True)
+
+DESKTOP, PHONE = (1280, 900), (390, 844)
+QUIET = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync")
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """The page of three methods, one of them with two seeds."""
+    folder = tmp_path_factory.mktemp("runs")
+    run_seeds(tiny_recipe(), [0, 1], outs=[folder / "fedmrl-0", folder / "fedmrl-1"])
+    for method in ("standalone", "fedproto"):
+        fedmrl.run(tiny_recipe(method), out=folder / method)
+    return write_page([folder])
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=QUIET)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(params=[DESKTOP, PHONE], ids=["desktop", "phone"])
+def size(request):
+    return request.param
+
+
+@pytest.fixture
+def page(browser, report, size):
+    """The open page; at the end nothing may have gone wrong, and nothing have been asked of a network."""
+    width, height = size
+    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme="light")
+    tab = context.new_page()
+    tab.set_default_timeout(10_000)
+    problems, requests = [], []
+    tab.on("console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None)
+    tab.on("pageerror", lambda error: problems.append(str(error)))
+    tab.on("request", lambda request: requests.append(request.url))
+    tab.goto(report.as_uri())
+    tab.locator("#curves svg .line").first.wait_for(state="attached")  # a level line is hidden to playwright
+    yield tab
+    fits = tab.evaluate("document.scrollingElement.scrollWidth <= innerWidth")
+    context.close()
+    assert problems == []
+    assert requests == [report.as_uri()]
+    assert fits, "the page must not scroll sideways"
+
+
+def test_the_protocol_switch_changes_headline_cards_and_curves(page):
+    def shown():
+        parts = (page.locator("#answer").inner_text(), page.locator(".card .value").first.inner_text())
+        return (*parts, page.locator("#curves .line").first.get_attribute("d"), page.locator("#protocol-says").inner_text())
+
+    fair = shown()
+    page.get_by_role("radio", name="Paper: best round").click()
+    paper = shown()
+    assert all(before != after for before, after in zip(fair, paper, strict=True))
+    assert "best round" in paper[0]
+    page.get_by_role("radio", name="Paper: best round").focus()
+    page.keyboard.press("ArrowLeft")
+    assert shown() == fair
+
+
+def test_hovering_a_curve_shows_every_series_at_that_round(page):
+    tooltip = page.locator("#curves .tooltip")
+    assert not tooltip.is_visible()
+    page.locator("#curves .chart").hover(position={"x": 60, "y": 120})
+    assert re.match(r"Round 2\n", tooltip.inner_text())
+    names = ("FedMRL", "FedProto", "Standalone")
+    assert all(name in tooltip.inner_text() for name in names) and tooltip.inner_text().count("%") == 3
+    page.mouse.move(0, 0)
+    assert not tooltip.is_visible()
+
+
+def test_the_arrow_keys_move_the_crosshair_and_say_what_is_there(page):
+    page.locator("#curves .chart").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#curves .tooltip").inner_text().startswith("Round 2")
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#curves .tooltip").inner_text().startswith("Round 3")
+    assert page.locator("#curves [aria-live]").text_content().startswith("Round 3: ")
+    page.keyboard.press("Home")
+    assert page.locator("#curves .tooltip").inner_text().startswith("Round 2")
+    page.keyboard.press("Escape")
+    assert not page.locator("#curves .tooltip").is_visible()
+
+
+def test_a_legend_entry_hides_its_curve_and_shows_it_again(page):
+    entry = page.locator("#curves .legend button").first
+    assert page.locator("#curves .line").count() == 3
+    entry.click()
+    assert page.locator("#curves .line").count() == 2 and entry.get_attribute("aria-pressed") == "false"
+    entry.press("Enter")
+    assert page.locator("#curves .line").count() == 3 and entry.get_attribute("aria-pressed") == "true"
+
+
+def test_the_clients_can_be_sorted_by_mouse_and_by_keyboard(page):
+    def column(number):
+        return [row.locator("th, td").nth(number).inner_text() for row in page.locator("#clients tbody tr").all()]
+
+    head = page.locator("#clients thead th")
+    assert column(0) == ["0", "1", "2", "3"] and head.nth(0).get_attribute("aria-sort") == "ascending"
+    head.nth(5).get_by_role("button").click()
+    accuracies = [float(cell.split()[0]) for cell in column(5)]
+    assert accuracies == sorted(accuracies, reverse=True) and head.nth(5).get_attribute("aria-sort") == "descending"
+    head.nth(0).get_by_role("button").press("Enter")
+    assert column(0) == ["0", "1", "2", "3"] and head.nth(5).get_attribute("aria-sort") is None
+    head.nth(0).get_by_role("button").press("Space")
+    assert column(0) == ["3", "2", "1", "0"] and head.nth(0).get_attribute("aria-sort") == "descending"
+
+
+def test_the_gain_of_one_method_over_another_can_be_chosen(page):
+    said = page.locator("#gain").inner_text()
+    assert re.search(r"\d+ % of the clients gain with .* over .*: \d of 4 do better", said)
+    first, second = page.locator("#differences select").all()
+    chosen = first.input_value(), second.input_value()
+    first.select_option(chosen[1])
+    page.locator("#differences select").nth(1).select_option(chosen[0])
+    assert page.locator("#gain").inner_text() != said
+    page.locator("#differences .chart").focus()
+    page.keyboard.press("End")
+    assert "difference" in page.locator("#differences .tooltip").inner_text()
+
+
+def test_each_seed_shows_its_own_clients(page):
+    page.locator("#federation select").select_option(label="seed 1")
+    assert page.locator("#clients thead th").count() == 6, "one method alone has this seed"
+    assert page.locator("#differences").inner_text() == ""
+
+
+def test_a_cell_of_the_split_can_be_read(page):
+    page.locator("#split .chart").focus()
+    page.keyboard.press("ArrowRight")
+    assert re.search(r"Client 0\s+\d+ training samples of 0", page.locator("#split .tooltip").inner_text())
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowRight")
+    assert re.search(r"Client 1\s+\d+ training samples of 1", page.locator("#split .tooltip").inner_text())
+
+
+def test_dark_can_be_chosen_and_light_again(page):
+    def ground():
+        return page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+    light = ground()
+    page.locator("#theme").click()
+    assert ground() != light and page.locator("#theme").get_attribute("aria-label") == "Use light colours"
+    page.locator("#theme").press("Enter")
+    assert ground() == light
+
+
+def test_the_recipe_can_be_copied(page):
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="Copy the recipe").first.click()
+    playwright.expect(page.locator(".code button").first).to_have_text(re.compile("Copied|Selected"))
+    assert "[method]" in page.locator(".code pre").first.inner_text()
+
+
+def test_tab_reaches_every_part_and_shows_where_it_is(page):
+    page.locator("body").press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    reached = set()
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement.closest('section, header')?.querySelector('[id]')?.id"))
+    assert {"protocol", "curves-title", "clients-title", "split-title", "cost-title", "recipe-title"} <= reached

@@ -1,0 +1,298 @@
+"""What the page of runs says, what it refuses, and that nothing in a file can become markup."""
+
+import json
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from tiny import tiny_recipe
+
+import fedmrl
+from fedmrl.errors import UserError
+from fedmrl.federation.loop import run_seeds
+from fedmrl.report.page import NO_BREAK, embedded, page, page_data, write_page
+from fedmrl.report.runs import find_runs, make_series
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Two methods with two seeds each, as a comparison leaves them."""
+    folder = tmp_path_factory.mktemp("made") / "both"
+    for method in ("fedmrl", "standalone"):
+        recipe = tiny_recipe(method, evaluation__targets=[0.01, 1.0])
+        run_seeds(recipe, [0, 1], outs=[folder / f"{method}-seed-{seed}" for seed in (0, 1)])
+    return folder
+
+
+@pytest.fixture
+def runs(made, tmp_path):
+    """A copy that a test may change."""
+    shutil.copytree(made, tmp_path / "both")
+    return tmp_path / "both"
+
+
+def data_of(*paths):
+    found, left_out = find_runs(paths)
+    return page_data(make_series(found), left_out)
+
+
+def summary_of(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def change(folder, **changes):
+    summary = {**summary_of(folder), **changes}
+    (folder / "summary.json").write_text(json.dumps({k: v for k, v in summary.items() if v is not None}))
+
+
+def plain(text):
+    return text.replace(NO_BREAK, " ")
+
+
+def test_seeds_of_one_method_are_one_series_with_their_mean_and_range(made):
+    data = data_of(made)
+    assert {one["name"]: one["seeds"] for one in data["series"]} == {"FedMRL": [0, 1], "Standalone": [0, 1]}
+    mine = next(one for one in data["series"] if one["name"] == "FedMRL")["curves"]["fair"]
+    last = [summary_of(made / f"fedmrl-seed-{seed}")["accuracy"]["all"]["aggregated"]["mix-large"]["last"] for seed in (0, 1)]
+    assert mine["rounds"] == [2, 3]
+    assert (mine["low"][-1], mine["high"][-1]) == pytest.approx((min(last), max(last)), abs=1e-5)
+    assert mine["mean"][-1] == pytest.approx(sum(last) / 2, abs=1e-5)
+
+
+def test_each_protocol_has_its_own_curve_and_headline(made):
+    data = data_of(made / "fedmrl-seed-0")
+    accuracy = summary_of(made / "fedmrl-seed-0")["accuracy"]
+    fair, paper = accuracy["all"]["aggregated"]["mix-large"]["last"], accuracy["participants"]["own"]["mix-large"]["best"]
+    assert plain(data["answers"]["fair"]["cards"][0]["value"]) == f"{100 * fair:.1f} %"
+    assert plain(data["answers"]["paper"]["cards"][0]["value"]) == f"{100 * paper:.1f} %"
+    assert data["series"][0]["curves"]["paper"]["rounds"] == [1, 2, 3], "participants are measured in every round"
+    assert max(data["series"][0]["curves"]["paper"]["mean"]) == pytest.approx(paper, abs=1e-5)
+
+
+def test_the_answer_names_winner_lead_cost_and_how_many_seeds_agree(runs):
+    for seed, (ours, theirs) in enumerate([(0.9, 0.5), (0.7, 0.8)]):
+        for folder, value, view, mode in (
+            (runs / f"fedmrl-seed-{seed}", ours, "aggregated", "mix-large"),
+            (runs / f"standalone-seed-{seed}", theirs, "own", "local"),
+        ):
+            accuracy = summary_of(folder)["accuracy"]
+            accuracy["all"][view][mode]["last"] = value
+            change(folder, accuracy=accuracy)
+    answer = {key: plain(str(words)) for key, words in data_of(runs)["answers"]["fair"].items()}
+    assert answer["title"] == "FedMRL ends 15.0 points ahead of Standalone, on average"
+    assert "right on 80.0 % of test samples and Standalone on 65.0 %, mean over all 4 clients after 3 rounds" in answer["lead"]
+    assert "ahead with 1 of 2 seeds" in answer["lead"] and "(Standalone: 0 B)" in answer["lead"]
+
+
+def test_a_run_alone_says_what_it_reached(made):
+    answer = data_of(made / "standalone-seed-1")["answers"]["fair"]
+    assert answer["title"].startswith("Standalone reached ") and "all 4 clients after 3 rounds" in answer["lead"]
+
+
+def test_clients_are_compared_only_with_those_that_have_the_same_samples(made):
+    data = data_of(made)
+    assert [federation["label"] for federation in data["federations"]] == ["seed 0", "seed 1"]
+    names = [one["name"] for one in data["series"]]
+    for seed, federation in enumerate(data["federations"]):
+        for place, name in enumerate(names):
+            rows = summary_of(made / f"{name.lower()}-seed-{seed}")["clients"]
+            assert federation["accuracy"][str(place)] == pytest.approx([row["accuracy"] for row in rows], abs=1e-5)
+
+
+def test_the_split_adds_up_to_each_clients_training_samples(made):
+    summary = summary_of(made / "fedmrl-seed-0")
+    assert [sum(own.values()) for own in summary["split"]] == [row["train_samples"] for row in summary["clients"]]
+    assert [" ".join(own) for own in summary["split"]] == [row["classes"] for row in summary["clients"]]
+    split = data_of(made / "fedmrl-seed-0")["federations"][0]["split"]
+    assert split["names"] == ["0", "1", "2", "3"] and split["clients"] == 4
+    assert [sum(own[1::2]) for own in split["counts"]] == [row["train_samples"] for row in summary["clients"]]
+
+
+def test_a_run_of_an_older_version_has_a_page_without_a_heat_map(runs):
+    change(runs / "fedmrl-seed-0", split=None, class_names=None, engine=None)
+    data = data_of(runs / "fedmrl-seed-0")
+    assert data["federations"][0]["split"] is None and len(data["federations"][0]["train"]) == 4
+    assert write_page([runs / "fedmrl-seed-0"]).is_file()
+
+
+def test_a_target_that_was_not_reached_is_told_from_one_that_was(made):
+    targets = data_of(made)["targets"]["fair"]
+    assert [group["target"] for group in targets] == ["1 %", "100 %"]
+    assert all(row is not None and len(row) == 5 for row in targets[0]["rows"])
+    assert targets[1]["rows"] == [None, None]
+
+
+def test_a_target_that_some_seeds_reached_says_how_many(runs):
+    targets = summary_of(runs / "fedmrl-seed-0")["targets"]
+    missed = [{**cost, "reached": False} for cost in targets]
+    change(runs / "fedmrl-seed-0", targets=missed)
+    data = data_of(runs)
+    place = [one["name"] for one in data["series"]].index("FedMRL")
+    assert data["targets"]["fair"][0]["rows"][place][0].endswith("(1 of 2 seeds)")
+
+
+def test_many_clients_are_cut_in_the_heat_map_alone(runs):
+    folder = runs / "fedmrl-seed-0"
+    summary = summary_of(folder)
+    change(folder, clients=summary["clients"] * 1000, split=summary["split"] * 1000)
+    federation = data_of(folder)["federations"][0]
+    assert len(federation["split"]["counts"]) == 500 and federation["split"]["clients"] == 4000
+    assert len(federation["accuracy"]["0"]) == 4000, "shares of clients are of all of them"
+
+
+def test_runs_of_one_method_are_told_apart_by_what_differs(tmp_path):
+    for d1 in (2, 3):
+        fedmrl.run(tiny_recipe(rounds=1, method__d1=d1), out=tmp_path / f"d1-{d1}")
+    data = data_of(tmp_path)
+    assert sorted(one["name"] for one in data["series"]) == ["FedMRL (d1 = 2)", "FedMRL (d1 = 3)"]
+    assert data["notes"] == [], "a method's own fields are what is compared"
+
+
+def test_the_same_run_twice_is_shown_once_and_its_copy_beside_it(runs, tmp_path):
+    one = runs / "fedmrl-seed-0"
+    assert len(data_of(one, one)["series"]) == 1
+    shutil.copytree(one, tmp_path / "copy")
+    assert sorted(s["name"] for s in data_of(one, tmp_path / "copy")["series"]) == ["FedMRL (copy)", "FedMRL (fedmrl-seed-0)"]
+
+
+def test_runs_that_differ_in_more_than_the_method_carry_a_warning(made, tmp_path):
+    fedmrl.run(tiny_recipe("fd", rounds=1, training__lr=0.01), out=tmp_path / "other")
+    (note,) = data_of(made / "fedmrl-seed-0", tmp_path / "other")["notes"]
+    assert "differ in more than the method" in note and "rounds: " in note and "training.lr: " in note
+
+
+def test_seeds_that_only_some_methods_have_are_told(made):
+    (note,) = data_of(made / "fedmrl-seed-0", made / "fedmrl-seed-1", made / "standalone-seed-0")["notes"]
+    assert "FedMRL: 0, 1" in note and "Standalone: 0" in note
+
+
+def test_a_run_that_diverged_is_left_out_and_named(runs):
+    change(
+        runs / "standalone-seed-1",
+        status="diverged",
+        diverged={"client": 2, "round": 1, "reason": "client 2's loss became NaN"},
+    )
+    (runs / "standalone-seed-0" / "summary.json").unlink()
+    data = data_of(runs)
+    assert [one["name"] for one in data["series"]] == ["FedMRL"]
+    assert "is not finished" in data["notes"][0] and "client 2's loss became NaN" in data["notes"][1]
+
+
+def test_how_to_run_it_again_names_the_recipe_and_its_seeds(made):
+    commands = {s["name"]: r["command"] for s, r in zip(data_of(made)["series"], data_of(made)["recipes"], strict=True)}
+    assert commands["FedMRL"] == f"fedmrl run {made}/fedmrl-seed-0/config.toml --seeds 0,1"
+
+
+class Elements(HTMLParser):
+    """The names of all elements, and the text of the scripts."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.scripts = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_data(self, text):
+        if self.scripts and self.lasttag == "script":
+            self.scripts[-1] += text
+
+
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>{{data}}<!--"
+
+
+def test_no_name_in_a_file_becomes_markup(runs, tmp_path):
+    folder = runs / "fedmrl-seed-0"
+    rows = summary_of(folder)["clients"]
+    change(folder, method=EVIL, device=EVIL, class_names=[EVIL] * 4, clients=[{**row, "model": EVIL} for row in rows])
+    text = write_page([folder], tmp_path / "page.html").read_text(encoding="utf-8")
+    clean = page(make_series(find_runs([runs / "fedmrl-seed-1"])[0]))
+    found, expected = Elements(text), Elements(clean)
+    assert found.tags == expected.tags
+    assert json.loads(found.scripts[0])["recipes"][0]["facts"][0] == ["device", EVIL]
+
+
+def test_a_name_that_is_no_text_is_shown_as_well_as_can_be(runs):
+    folder = runs / "fedmrl-seed-0"
+    change(folder, method="broken\udcff")
+    assert "broken? reached" in write_page([folder]).read_text(encoding="utf-8")
+
+
+def test_embedded_json_reads_back_as_it_was():
+    assert json.loads(embedded([EVIL, " ", "&amp;"])) == [EVIL, " ", "&amp;"]
+
+
+def test_the_page_asks_for_nothing_from_elsewhere(made):
+    text = page(make_series(find_runs([made])[0]))
+    assert "default-src 'none'" in text
+    assert not [word for word in ("https://", 'src="', "@import", "url(") if word in text]
+    assert text.count("http://") == text.count("http://www.w3.org/2000/svg") == 1
+
+
+def test_the_page_lies_in_the_folder_or_here_if_there_are_several(runs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert write_page([runs]) == runs / "report.html"
+    assert write_page([runs / "fedmrl-seed-0", runs / "fedmrl-seed-1"]) == Path("report.html")
+
+
+def broken(name, text):
+    def change_it(folder):
+        (folder / "fedmrl-seed-0" / name).write_text(text)
+
+    return change_it
+
+
+def unlink(name):
+    return lambda folder: (folder / "fedmrl-seed-0" / name).unlink()
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        (broken("summary.json", '{"status": '), "summary.json is damaged"),
+        (broken("summary.json", "[]"), "is not a summary"),
+        (broken("summary.json", '{"status": "finished"}'), r"summary.json is damaged \(method: Field required\)"),
+        (broken("config.toml", "= 3"), "config.toml is damaged"),
+        (broken("rounds.jsonl", '{"round": 1}\n'), r"rounds.jsonl is damaged \(0.accuracy"),
+        (broken("rounds.jsonl", ""), "lacks the accuracy of"),
+        (broken("rounds.jsonl", '{"round": 1, "accuracy": {"all": {}}}\n'), "lacks the accuracy of 'aggregated'"),
+        (unlink("split.json"), "split.json cannot be read"),
+        (unlink("summary.json"), "is not finished; go on with it by 'fedmrl run .* --resume'"),
+        (lambda folder: change(folder / "fedmrl-seed-0", status="diverged", diverged={"reason": "why"}), "diverged.*: why"),
+        (lambda folder: change(folder / "fedmrl-seed-0", flops=float("nan")), "flops: Input should be a finite number"),
+    ],
+)
+def test_what_cannot_be_shown_is_said_in_a_sentence_and_nothing_is_written(runs, harm, says):
+    harm(runs)
+    with pytest.raises(UserError, match=says):
+        write_page([runs / "fedmrl-seed-0"])
+    assert not list(runs.rglob("*report.html*"))
+
+
+def test_seeds_with_unlike_rounds_are_refused(runs):
+    lines = (runs / "fedmrl-seed-1" / "rounds.jsonl").read_text().splitlines()
+    (runs / "fedmrl-seed-1" / "rounds.jsonl").write_text("\n".join(lines[:2]))
+    with pytest.raises(UserError, match="not the same rounds"):
+        write_page([runs])
+
+
+def test_a_folder_without_a_finished_run_is_refused(runs, tmp_path):
+    for folder in runs.iterdir():
+        (folder / "summary.json").unlink()
+    with pytest.raises(UserError, match="none of its runs is finished"):
+        write_page([runs])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="holds no run"):
+        write_page([tmp_path / "empty"])
+    with pytest.raises(UserError, match="does not exist"):
+        write_page([tmp_path / "nowhere"])
+
+
+@pytest.mark.parametrize(("out", "says"), [("summary.json", "name an .html file"), ("no/such/page.html", "cannot be written")])
+def test_a_page_goes_only_where_it_can_and_harms_nothing(runs, out, says):
+    with pytest.raises(UserError, match=says):
+        write_page([runs], runs / out)
