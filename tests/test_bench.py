@@ -1,10 +1,12 @@
 """Speed is measured with the error beside it, and what cannot be measured here is said."""
 
 import pytest
-from tiny import tiny_recipe
+import torch
+from tiny import CNNS, tiny_recipe
 
 from fedmrl.bench import COLUMNS, measure
 from fedmrl.errors import UserError
+from fedmrl.federation.setup import prepare
 
 
 @pytest.mark.parametrize("method", ["fedmrl", "fedapen", "fedkd"])
@@ -44,3 +46,15 @@ def test_noise_stands_in_for_data_that_is_not_there():
 def test_what_there_is_not_is_refused(asked, sentence):
     with pytest.raises(UserError, match=sentence):
         measure(tiny_recipe(), "tiny", device="cpu", **asked)
+
+
+def test_the_rate_of_steps_counts_all_clients_and_no_padding():
+    """Two structures are two programs, and the clients' samples do not fill their batches."""
+    recipe = tiny_recipe("standalone", participation=1.0, models__local=[{"hidden": [8, 6]}, CNNS[0]])
+    result = measure(recipe, "tiny", repeats=1, fused=1, ways=["eager"])
+    (row,) = result["rows"]
+    splits = prepare(recipe, torch.device("cpu")).splits
+    samples = sum(len(split.train) for split in splits) * recipe.training.epochs
+    spent = row["seconds"]["gather"] + row["seconds"]["step"]
+    assert row["step_samples_per_second"] * spent == pytest.approx(samples)
+    assert row["samples_per_second"] * row["seconds"]["train"] == pytest.approx(samples)

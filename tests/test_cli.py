@@ -382,3 +382,47 @@ def test_a_folder_that_was_never_begun_can_be_used(fedmrl):
     Path("r").mkdir()
     Path("r/split.json").write_text("{")  # as a kill in the middle of creating it leaves it
     assert fedmrl("run", "quickstart", *TINY, "--out", "r")[0] == 0
+
+
+def test_reproduce_lists_what_it_would_run_and_runs_it(fedmrl):
+    code, out, _ = fedmrl("reproduce", "inference", "--quick", "--dry-run")
+    assert code == 0
+    assert "digits-n20/fedmrl" in out
+    assert "a round, timed" in out
+    assert "1 runs are left" in out
+    assert not left_behind()
+    code, out, err = fedmrl("reproduce", "inference", "--quick")
+    assert code == 0, err
+    assert "0 of 1 cells are measured" in err
+    cell = json.loads(Path("results/quick/cells/digits-n20/fedmrl-seed-0.json").read_text())
+    assert cell["command"] == "fedmrl reproduce digits-n20/fedmrl --seeds 0"
+    assert Path("results/quick/figures/inference.pdf").exists()
+    assert Path("results/quick/tables/table-hetero.tex").exists()
+    _, out, _ = fedmrl("reproduce", "inference", "--quick", "--dry-run")
+    assert "0 runs are left" in out
+    code, _, err = fedmrl("reproduce", "digits-n20/fedmrl", "--quick", "--no-report")
+    assert "1 of 1 cells are measured" in err
+    Path("results/quick/cells/digits-n20/fedmrl-seed-0.json").write_text("{}")
+    code, _, err = fedmrl("reproduce", "inference", "--quick")
+    assert code == 2
+    assert "fedmrl-seed-0.json is not a cell of a reproduction" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nothing"], "there is no 'nothing' to reproduce"),
+        (["all", "--seeds", "x"], "--seeds is 'x'"),
+        (["search", "--quick"], "leave out --quick"),
+        (["all", "--engine", "fast"], "there is no"),
+        (["all", "--device", "abacus"], "there is no 'abacus'"),
+        (["cifar10-n100/fedmrl", "--out", "x"], "cifar-10-batches-bin/data_batch_1.bin is missing"),
+    ],
+)
+def test_reproduce_refuses_in_a_sentence(fedmrl, arguments, said, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    code, _, err = fedmrl("reproduce", *arguments)
+    assert code == 2
+    assert said in err
+    assert "Traceback" not in err
+    assert not left_behind()

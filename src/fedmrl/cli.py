@@ -342,6 +342,7 @@ def reproduce(
     if seeds is not None:
         found = [replace(one, seeds=tuple(_seeds(seeds, 0))) for one in found]
     check_engine(engine)
+    pick_device(device)
     left = missing(found, folder)
     if dry_run:
         _print_plan(found, left, Clock(folder, device))
