@@ -25,7 +25,7 @@ from fedmrl.data.sources import CIFAR_FILES, data_dir
 from fedmrl.engines import ENGINES, check_engine
 from fedmrl.errors import DivergedError, InterruptedRun, UserError
 from fedmrl.federation.folder import new_folder
-from fedmrl.federation.loop import OnRound, run_seeds
+from fedmrl.federation.loop import OnRound, pick_device, run_seeds
 from fedmrl.federation.summary import shown_mode, shown_view
 from fedmrl.files import write_whole
 from fedmrl.methods import METHODS
