@@ -58,3 +58,15 @@ def test_the_rate_of_steps_counts_all_clients_and_no_padding():
     spent = row["seconds"]["gather"] + row["seconds"]["step"]
     assert row["step_samples_per_second"] * spent == pytest.approx(samples)
     assert row["samples_per_second"] * row["seconds"]["train"] == pytest.approx(samples)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"method": "fd", "training__lr": 1e30, "training__precision": "fp32"}, "became NaN or infinite in the first round"),
+        ({"method": "standalone", "training__lr": 1e-40}, "leaves all weights as they are"),
+    ],
+)
+def test_what_cannot_be_compared_is_said(settings, sentence):
+    with pytest.raises(UserError, match=sentence):
+        measure(tiny_recipe(**settings), "tiny", device="cpu", repeats=1, fused=1)

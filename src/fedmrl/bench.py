@@ -128,6 +128,13 @@ def _reference_states(recipe: Recipe, place: torch.device, data: Dataset) -> dic
     settings = _settings(recipe, place, data, precision, 1)
     turns = _turns(recipe, settings)
     outcomes = ReferenceEngine(*settings).train(Round(0, recipe.rounds), turns)
+    for outcome in outcomes:
+        if outcome.broken:
+            what = f"client {outcome.client}'s {outcome.broken}"
+            raise UserError(f"{what} became NaN or infinite in the first round; try a smaller training.lr")
+    pairs = zip(turns, outcomes, strict=True)
+    if all(torch.equal(turn.state[name], outcome.state[name]) for turn, outcome in pairs for name in turn.state):
+        raise UserError("the first round leaves all weights as they are: there is nothing to compare; try a larger training.lr")
     return {"from": [turn.state for turn in turns], "to": [outcome.state for outcome in outcomes]}
 
 

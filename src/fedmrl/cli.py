@@ -108,7 +108,8 @@ def run(
                 on_round=_both(show, write) if write else show, on_notice=_notice,
             )  # fmt: skip
     except InterruptedRun as stopped:
-        again = f"fedmrl run {shlex.quote(str(folder))} --resume"
+        options = "".join(f" --{name} {value}" for name, value in (("engine", engine), ("store", store)) if value != "auto")
+        again = f"fedmrl run {shlex.quote(str(folder))} --resume{options}"
         if several:
             again = f"the same command and --out {shlex.quote(str(folder))} --resume"
         _end(f"{stopped}; go on with: {again}", 130)

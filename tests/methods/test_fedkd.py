@@ -5,7 +5,7 @@ from by_hand import HandModel, World, assert_step, ce, equal, kl, onehot, softma
 
 from fedmrl.messages import Upload, size
 from fedmrl.methods import FedKD, Round
-from fedmrl.methods.fedkd import factor, rebuild
+from fedmrl.methods.fedkd import factor, rebuild, singular_values
 
 
 def test_a_step_is_mutual_distillation_of_outputs_and_representations():
@@ -133,3 +133,9 @@ def test_answers_that_nobody_would_be_sent_are_forgotten():
         server = FedKD().aggregate(server, [Upload(0, 1, factor({"small.w": update}, 0.95))], Round(r, 30))
     assert len([name for name in server if name.endswith(":s")]) == 6, "6 answers of 23 numbers pass the whole of 120"
     assert set(FedKD().answer(server, 0, 3)) == {"small.w"}
+
+
+def test_factors_of_huge_numbers_are_finite():
+    u, s, v = singular_values(torch.full((1, 3, 5), 1e200, dtype=torch.float64))
+    assert torch.isfinite(s).all()
+    assert torch.allclose((u * s[:, None]) @ v, torch.full((1, 3, 5), 1e200, dtype=torch.float64))

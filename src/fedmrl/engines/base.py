@@ -140,6 +140,9 @@ class Engine(ABC):
         """What is worth knowing about how this engine runs these clients, a line each."""
         return []
 
+    def foresee(self, rounds: Sequence[Sequence[Sequence[int]]]) -> None:  # noqa: B027, what prepares nothing needs nothing
+        """Who will take part, for each run a list of clients for each round."""
+
     def train(self, round_: Round, turns: Sequence[Turn], then: Sequence[Turn] = ()) -> list[Outcome]:
         """Each client takes in what it received, trains as its method says, and makes its upload.
 

@@ -1,6 +1,6 @@
 """The batched engine: a round's clients as one program on stacked parameters."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -42,6 +42,7 @@ class BatchedEngine(Engine):
         self._nets: dict[ModelSpec, ClientNet] = {}
         self._constants: dict[ModelSpec, Tensors] = {}
         self._slots: dict[int, tuple[Slots, int]] = {}
+        self._largest: Counter[int] = Counter()
         self._trainers: list[tuple[Slots, Any, Trainer]] = []
         self._judges: list[tuple[Slots, tuple[str, ...], Judge]] = []
         self._ahead: dict[tuple[int, int, int, str], Plan] = {}
@@ -54,7 +55,19 @@ class BatchedEngine(Engine):
     @property
     def notices(self) -> list[str]:
         """A line for each kind of model that runs one by one."""
-        return [f"{loner.spec.label} is run one client at a time: {loner.reason}" for loner in self.loners]
+        lines = (f"{loner.spec.label} is run one client at a time: {loner.reason}" for loner in self.loners)
+        return list(dict.fromkeys(lines))
+
+    def foresee(self, rounds: Sequence[Sequence[Sequence[int]]]) -> None:
+        """See `Engine.foresee`: stacks are made large enough for all rounds, so that a run that is resumed has the same."""
+        for clients_of_runs in zip(*rounds, strict=True):
+            members = Counter(
+                id(self._family_of[setting.models[client]])
+                for setting, clients in zip(self.settings, clients_of_runs, strict=True)
+                for client in clients
+                if setting.models[client] in self._family_of
+            )
+            self._largest |= members
 
     def trained(self, round_: Round, turns: Sequence[Turn], then: Sequence[Turn] = ()) -> list[Outcome]:
         """See `Engine.trained`."""
@@ -113,6 +126,7 @@ class BatchedEngine(Engine):
 
     def _slots_for(self, family: Family, wanted: int, grow: bool) -> Slots:
         slots, asked = self._slots.get(id(family), (None, 0))
+        wanted = max(wanted, self._largest[id(family)])
         if slots is None or (grow and wanted > asked):
             # What was made for fewer clients goes first, with all that looks into its memory, so that this is free.
             for spec in family.specs:
@@ -298,8 +312,8 @@ def _next_phase(left: Sequence[Sequence[Phase]]) -> Phase:
 
 
 def _finite(slots: Slots) -> Tensor:
-    """Whether all of a client's numbers are finite."""
-    tensors = [tensor for tensor in slots.tensors.values() if tensor.is_floating_point()]
+    """Whether all of a client's weights are finite. A buffer need not be: it may be a mask."""
+    tensors = [slots.tensors[name] for name, _ in slots.family.net.named_parameters()]
     # A sum is not finite wherever a term is not; that of finite terms may overflow, but not in 64 bits.
     sums_K = torch.stack([tensor.reshape(slots.count, -1).sum(dim=1, dtype=torch.float64) for tensor in tensors]).sum(dim=0)
     return torch.isfinite(sums_K).double()

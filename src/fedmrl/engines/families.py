@@ -7,6 +7,7 @@ float64, stacked and padded, must give what each client's own net gives by itsel
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,7 +40,9 @@ def families(setting: Setting) -> tuple[list[Family], list[Loner]]:
     found: list[Family] = []
     loners: list[Loner] = []
     for alike in trial.alike():
-        left = alike
+        faults = {spec: _layer_at_fault(trial.nets[spec]) for spec in alike}
+        loners += [Loner(spec, fault) for spec, fault in faults.items() if fault]
+        left = [spec for spec in alike if not faults[spec]]
         while left:
             first, reason = left[0], "in a stack it does not compute what it computes alone"
             try:
@@ -50,7 +53,7 @@ def families(setting: Setting) -> tuple[list[Family], list[Loner]]:
                 found.append(trial.family(fitting))
             else:
                 fitting = [first]
-                loners.append(Loner(first, _layer_at_fault(trial.nets[first]) or reason))
+                loners.append(Loner(first, reason))
             left = [spec for spec in left if spec not in fitting]
     return found, loners
 
@@ -79,7 +82,9 @@ class _Trial:
         self.client_of = {spec: client for client, spec in reversed(list(enumerate(setting.models)))}
         self.nets = {spec: self._net(spec) for spec in dict.fromkeys(setting.models)}
         rng = np.random.default_rng(0)
-        self.x = torch.from_numpy(rng.normal(size=(3, *setting.data.shape)))
+        # One sample is small, one large and one padding: a function that bends far from zero shows it.
+        scale = np.array([1.0, 30.0, 1.0]).reshape(3, *[1] * len(setting.data.shape))
+        self.x = torch.from_numpy(rng.normal(size=(3, *setting.data.shape)) * scale)
         self.y_B = torch.from_numpy(rng.integers(0, len(setting.data.classes), 3))
         self.mask_B = torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64)
         # Of a client that is new and of one that is not.
@@ -89,6 +94,9 @@ class _Trial:
     def _net(self, spec: ModelSpec) -> ClientNet:
         net = self.setting.fresh_net(self.client_of[spec])
         rng = torch.Generator().manual_seed(0)
+        with torch.no_grad():  # first weights may be special: a gate that starts closed hides what is behind it
+            for parameter in net.parameters():
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=rng, dtype=parameter.dtype))
         for buffer in net.buffers(recurse=False):
             # What was received is zero in a fresh net, which would hide how a loss depends on it. A model's own stay.
             if buffer.dtype == torch.bool:
@@ -98,11 +106,12 @@ class _Trial:
         return net
 
     def alike(self) -> list[list[ModelSpec]]:
-        """The kinds whose tensors have the same names and numbers of axes."""
-        groups: dict[tuple[tuple[str, int, torch.dtype], ...], list[ModelSpec]] = {}
+        """The kinds of the same layers, by name and type, whose tensors have the same names and numbers of axes."""
+        groups: dict[Any, list[ModelSpec]] = {}
         for spec, net in self.nets.items():
-            skeleton = tuple((name, tensor.ndim, tensor.dtype) for name, tensor in all_tensors(net).items())
-            groups.setdefault(skeleton, []).append(spec)
+            layers = tuple((name, type(module)) for name, module in net.named_modules())
+            tensors = tuple((name, tensor.ndim, tensor.dtype) for name, tensor in all_tensors(net).items())
+            groups.setdefault((layers, tensors), []).append(spec)
         return list(groups.values())
 
     def fitting(self, specs: Sequence[ModelSpec]) -> list[ModelSpec]:
@@ -120,8 +129,6 @@ class _Trial:
     def _agreeing(self, specs: Sequence[ModelSpec]) -> list[ModelSpec]:
         """Those that compute in a stack, through the first one's net, what they compute alone."""
         net, K, method = self._called(specs[0]), len(specs), self.setting.method
-        if any(name not in all_tensors(net) for name in net.state_dict()):
-            return []  # one tensor under two names
         stack = self._stack(specs)
         x = self.x.expand(K, *self.x.shape)
         agree = dict.fromkeys(specs, True)
@@ -147,10 +154,14 @@ class _Trial:
         """One client's loss, sums and gradients by itself, on the rows that are not padding."""
         net = self.nets[spec]
         net.learn(phase.lr)
+        before = {name: buffer.clone() for name, buffer in net.named_buffers()}
         parameters = {name: p for name, p in net.named_parameters() if p.requires_grad}
         rows = self.mask_B > 0
         outcome = phase.loss(net, Batch(self.x[rows], self.y_B[rows]))
         value, sums = outcome if isinstance(outcome, tuple) else (outcome, {})
+        for name, buffer in net.named_buffers():
+            if not torch.equal(buffer, before[name]):
+                raise ValueError(f"{name} changes as it trains")
         found = torch.autograd.grad(value, list(parameters.values()), allow_unused=True, materialize_grads=True)
         of_each = dict(zip(parameters, found, strict=True))
         return {"loss": value.detach(), **{f"{n} (sum)": s for n, s in sums.items()}, **of_each}

@@ -111,7 +111,7 @@ def _nothing() -> None:
 
 
 class Schedule:
-    """Which samples each client sees in each step, -1 where it sees none, and how each is augmented."""
+    """Which samples each client sees in each step, and how each is augmented; -1 - i where i only fills a row."""
 
     def __init__(self, steps: int, clients: int, batch: int, samples: Samples, augment: Augmentation) -> None:
         self.augment = augment
@@ -126,9 +126,15 @@ class Schedule:
     def load(self, plans: Mapping[int, Plan]) -> int:
         """Take in the plans of the clients in these slots; says how many steps there are."""
         _, K, B = self.fed["index"].shape
-        rows = {slot: _in_batches(plan.order_EN.astype(np.int32), B, fill=-1) for slot, plan in plans.items()}
+        # A row without a sample is filled with one of the client's own, marked: what somebody else's would do to its numbers
+        # cannot be undone by a mask, since zero times infinity is not zero.
+        fill = {slot: -1 - int(plan.order_EN.flat[0]) for slot, plan in plans.items()}
+        rows = {slot: _in_batches(plan.order_EN.astype(np.int32), B, fill[slot]) for slot, plan in plans.items()}
         steps = max((len(batches) for batches in rows.values()), default=0)
-        self._put("index", steps, rows, np.full((steps, K, B), -1, dtype=np.int32))
+        table = np.full((steps, K, B), -1, dtype=np.int32)
+        for slot, marked in fill.items():
+            table[:, slot] = marked
+        self._put("index", steps, rows, table)
         if "draws" in self.fed:
             drawn = {k: _in_batches(plan.draws_EN8, B, fill=0) for k, plan in plans.items() if plan.draws_EN8 is not None}
             self._put("draws", steps, drawn, np.zeros((steps, K, B, 8), dtype=np.float32))
@@ -146,7 +152,7 @@ class Schedule:
         # Steps before a capture may be more than there are in the plan.
         row = step % len(fed["index"])
         index_KB = fed["index"].index_select(0, row)[0]
-        flat = index_KB.clamp(min=0).flatten().long()
+        flat = torch.where(index_KB < 0, -1 - index_KB, index_KB).flatten().long()
         raw, y = fed["x"][flat], fed["y"][flat]
         if "draws" in fed:
             draws = fed["draws"].index_select(0, row)[0].flatten(0, 1)

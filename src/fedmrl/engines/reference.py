@@ -101,7 +101,7 @@ class ReferenceEngine(Engine):
             for phase in method.phases(training, turn.earlier):
                 loss, sums = self._train_phase(net, phase, round_, turn)
         state = copy(net.state_dict())
-        finite = all(torch.isfinite(tensor).all() for tensor in state.values())
+        finite = all(torch.isfinite(parameter).all() for parameter in net.parameters())
         upload = method.upload(net, sums, round_) if finite and math.isfinite(loss) else {}
         return Outcome(turn.client, state, upload, lambda: (loss, finite))
 
@@ -121,7 +121,8 @@ class ReferenceEngine(Engine):
             total += loss.detach() * len(y_B)
             seen += len(y_B)
             if phase.sums_of == "all epochs" or epoch == phase.epochs - 1:
-                sums = {name: sums[name] + value if sums else value for name, value in added.items()}
+                wide = {name: value.to(torch.promote_types(value.dtype, torch.float32)) for name, value in added.items()}
+                sums = {name: sums[name] + value if sums else value for name, value in wide.items()}
         return float(total) / seen, sums
 
     @torch.no_grad()

@@ -104,10 +104,7 @@ def run_seeds(
     if recipe.models.own is None or models is not None:
         data = data or sources.load(recipe.data)
     settings = [prepare(one, place, models, data) for one in seeded]
-    folders = [
-        None if path is None else _opened(path, one, setting, resume and (len(seeds) == 1 or (path / "config.toml").exists()))
-        for one, setting, path in zip(seeded, settings, paths, strict=True)
-    ]
+    folders = _opened(paths, seeded, settings, resume)
     done: dict[int, Run | DivergedError] = {}
     for number, (one, folder) in enumerate(zip(seeded, folders, strict=True)):
         if resume and folder is not None and (summary := folder.finished()):
@@ -119,9 +116,11 @@ def run_seeds(
             on_notice(line)
         where, line = choose(store, settings[left[0]], recipe.clients * len(left))
         on_notice(line)
+        schedules = [schedule(seeded[number]) for number in left]
+        working.foresee(schedules)
         federations: list[Federation] = []
-        for number in left:
-            folder, who = folders[number], schedule(seeded[number])
+        for number, who in zip(left, schedules, strict=True):
+            folder = folders[number]
             if folder:
                 folder.beside = len(left) - 1
             kept = make_store(where, place, folder.checkpoint.folder if folder else None)
@@ -134,8 +133,16 @@ def run_seeds(
     return [done[number] for number in range(len(seeds))]
 
 
-def _opened(path: Path, recipe: Recipe, setting: Setting, goes_on: bool) -> RunFolder:
-    return (RunFolder.reopen if goes_on else RunFolder.create)(path, recipe, setting.splits)
+def _opened(
+    paths: Sequence[Path | None], recipes: Sequence[Recipe], settings: Sequence[Setting], resume: bool
+) -> list[RunFolder | None]:
+    """Each run's folder. Those that are there come first: what refuses one of them leaves nothing behind."""
+    found: dict[int, RunFolder] = {}
+    for goes_on in (True, False):
+        for number, (path, recipe, setting) in enumerate(zip(paths, recipes, settings, strict=True)):
+            if path is not None and goes_on is (resume and (len(paths) == 1 or (path / "config.toml").exists())):
+                found[number] = (RunFolder.reopen if goes_on else RunFolder.create)(path, recipe, setting.splits)
+    return [found.get(number) for number in range(len(paths))]
 
 
 def pick_device(name: str) -> torch.device:

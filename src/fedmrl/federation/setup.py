@@ -1,6 +1,7 @@
 """From a recipe to all that a run needs, checked, before anything is written."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,9 @@ from fedmrl.data.partition import partition
 from fedmrl.engines import Setting
 from fedmrl.errors import UserError
 from fedmrl.files import read_json
-from fedmrl.methods import ClientNet
-from fedmrl.models import ModelSpec
-from fedmrl.randomness import generator
+from fedmrl.methods import Batch, ClientNet
+from fedmrl.models import ModelSpec, OwnModel
+from fedmrl.randomness import generator, torch_seeded
 
 Schedule = list[list[int]]
 
@@ -47,6 +48,7 @@ def _check_models(setting: Setting) -> None:
     for client, spec in enumerate(setting.models):
         if spec not in nets:
             nets[spec] = setting.fresh_net(client)
+            _check_kind(setting, client, nets[spec])
     clients = [nets[spec] for spec in setting.models]
     labels = {spec: spec.label for spec in nets}
     setting.method.check([net.local for net in clients], [labels[spec] for spec in setting.models])
@@ -61,6 +63,28 @@ def _check_models(setting: Setting) -> None:
                 f"client {client}'s model ({setting.models[client].label}) normalises over the batch, and with "
                 f"training.batch_size = {setting.training.batch_size} its last batch has a single sample; choose another"
             )
+
+
+def _check_kind(setting: Setting, client: int, net: ClientNet) -> None:
+    """Refuse a kind of model that cannot be trained, or of which a part that is drawn would be lost."""
+    label, kept = setting.models[client].label, net.state_dict()
+    unkept = {name: buffer for name, buffer in net.named_buffers() if name not in kept}
+    if unkept:
+        other = dict(replace(setting, seed=setting.seed + 1).fresh_net(client).named_buffers())
+        for name, buffer in unkept.items():
+            if not torch.equal(buffer, other[name]):
+                raise UserError(f"{label}: {name} is drawn at random and not kept in its state; register it as persistent")
+    if isinstance(setting.models[client], OwnModel):
+        x = torch.zeros(2, *setting.data.shape, device=setting.device, dtype=setting.dtype)
+        y_B = torch.zeros(2, dtype=torch.long, device=setting.device)
+        for phase in setting.method.phases(setting.training, earlier=1):
+            trial = setting.fresh_net(client)
+            trial.learn(phase.lr)
+            try:
+                with torch_seeded(setting.seed, "trial"):
+                    phase.loss(trial, Batch(x, y_B))
+            except Exception as error:  # whatever a user's module raises
+                raise UserError(f"{label} cannot be trained: {type(error).__name__}: {error}") from error
 
 
 def schedule(recipe: Recipe) -> Schedule:

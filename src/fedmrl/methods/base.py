@@ -105,6 +105,19 @@ class Batch:
         onehot_BC = (self.y_B[:, None] == torch.arange(classes, device=like.device)).to(like.dtype)
         return onehot_BC if self.mask_B is None else onehot_BC * self.mask_B[:, None]
 
+    def by_class(self, values_BD: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+        """For each class the sum of its samples' values, and how many samples it has; in 32 bits or more whatever the step is
+        computed in, since they are added up over a whole round.
+
+        >>> Batch(torch.zeros(3, 1), torch.tensor([1, 1, 0])).by_class(torch.tensor([[1.0], [2.0], [5.0]]), 2)
+        (tensor([[5.],
+                [3.]]), tensor([1., 2.]))
+        """
+        values_BD = values_BD.detach().to(torch.promote_types(values_BD.dtype, torch.float32))
+        labels_BC = self.labels(classes, like=values_BD)
+        with torch.autocast(values_BD.device.type, enabled=False):
+            return labels_BC.T @ values_BD, labels_BC.sum(dim=0)
+
 
 class Method(Table, ABC):
     """A federated method; its hyperparameters are its fields. The defaults share nothing: each client learns alone."""

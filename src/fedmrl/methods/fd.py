@@ -41,8 +41,7 @@ class FD(Method):
         logits_BC = net.local(batch.x)
         log_p_BC = F.log_softmax(logits_BC, dim=-1)
         towards_B = -(net.targets_CC[batch.y_B] * log_p_BC).sum(dim=-1) * net.known_C[batch.y_B]
-        labels_BC = batch.labels(logits_BC.shape[-1], like=log_p_BC)
-        sums = {"outputs": labels_BC.T @ log_p_BC.detach().exp(), "counts": labels_BC.sum(dim=0)}
+        sums = dict(zip(("outputs", "counts"), batch.by_class(log_p_BC.exp(), logits_BC.shape[-1]), strict=True))
         return batch.mean(cross_entropy(logits_BC, batch.y_B) + self.gamma * towards_B), sums
 
     def upload(self, net: ClientNet, sums: Sums, round_: Round) -> Tensors:

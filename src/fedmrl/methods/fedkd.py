@@ -139,10 +139,14 @@ def singular_values(matrices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     tall = matrices.shape[1] > matrices.shape[2]
     wide = (matrices.mT if tall else matrices).double()
+    # By its largest entry: squares of large ones would be infinite.
+    scale = wide.abs().amax(dim=(1, 2), keepdim=True).clamp(min=torch.finfo(wide.dtype).tiny)
+    wide = wide / scale
     left = torch.linalg.eigh(wide @ wide.mT).eigenvectors.flip(-1)
     right = left.mT @ wide
     s = torch.linalg.vector_norm(right, dim=-1)
     right = right / s.clamp(min=torch.finfo(s.dtype).tiny)[..., None]
+    s = s * scale[:, :, 0]
     u, v = (right.mT, left.mT) if tall else (left, right)
     return u.to(matrices.dtype), s.to(matrices.dtype), v.to(matrices.dtype)
 

@@ -72,7 +72,7 @@ class FedProto(Method):
         rep_BD = net.local.extractor(batch.x)
         logits_BC = net.local.header(rep_BD)
         labels_BC = batch.labels(logits_BC.shape[-1], like=rep_BD)
-        sums = {"prototypes": labels_BC.T @ rep_BD.detach(), "counts": labels_BC.sum(dim=0)}
+        sums = dict(zip(("prototypes", "counts"), batch.by_class(rep_BD, logits_BC.shape[-1]), strict=True))
         distance = self._by_sample if self.distance == "sample" else self._by_class
         ce = batch.mean(cross_entropy(logits_BC, batch.y_B))
         return ce + self.prototype_weight * distance(net, batch, rep_BD, labels_BC), sums
