@@ -107,7 +107,10 @@ function nearest(sorted, value) {
 function putTooltip(tooltip, box, x, y) {
   tooltip.hidden = false;
   const { offsetWidth: width, offsetHeight: height } = tooltip;
-  const left = x + 14 + width <= box.clientWidth ? x + 14 : Math.max(0, x - 14 - width);
+  // A small panel has no room beside the place, but its neighbours may be covered: only the window is the limit.
+  const edge = box.getBoundingClientRect().left;
+  const fits = (left) => edge + left >= 0 && edge + left + width <= document.documentElement.clientWidth;
+  const left = [x + 14, x - 14 - width].find(fits) ?? Math.max(0, x - 14 - width);
   tooltip.style.transform = `translate(${left}px, ${Math.max(0, Math.min(y, box.clientHeight - height))}px)`;
 }
 
@@ -119,14 +122,22 @@ function chartBox(label, hint) {
   return { box, said, tooltip, parts };
 }
 
+// The least and the greatest value of some series.
+function extent(series) {
+  const every = series.flatMap((one) => [...(one.low || one.mean), ...(one.high || one.mean)]);
+  return every.length ? [Math.min(...every), Math.max(...every)] : [0, 1];
+}
+
 // Curves with their bands, a legend that switches them off and on, and a crosshair.
-// series: [{name, colour, rounds, mean, low?, high?}]; `show` takes another list of the same series.
-function lineChart(into, { label, yLabel = "", xLabel = "round", height = 380, legend = true, hint = null }) {
+// series: [{name, colour, rounds, mean, low?, high?, strong?}]; `show` takes another list, and the limits of y if others share them.
+// `at` says a place along x, `xTicks` has the ticks where x is no round.
+function lineChart(into, { label, yLabel = "", xLabel = "round", height = 380, legend = true, hint = null, at = (round) => `Round ${round}`, xTicks = null }) {
   const { box, said, tooltip, parts } = chartBox(label, hint);
   const list = el("ul", { class: "legend", "aria-label": "Series; press to hide or show" });
   const hidden = new Set();
   let series = [];
   let rounds = [];
+  let limits = null;
   let x, y, cross;
 
   const visible = () => series.filter((one) => !hidden.has(one.name));
@@ -139,24 +150,24 @@ function lineChart(into, { label, yLabel = "", xLabel = "round", height = 380, l
     rounds = [...new Set(shown.flatMap((one) => one.rounds))].sort((a, b) => a - b);
     const roomy = width >= 640;
     const margin = { top: 26, right: roomy ? 34 + 8 * Math.max(0, ...shown.map((one) => Math.min(one.name.length, 26) + 7)) : 14, bottom: 42, left: 50 };
-    const every = shown.flatMap((one) => [...(one.low || one.mean), ...(one.high || one.mean)]);
-    let [low, high] = every.length ? [Math.min(...every), Math.max(...every)] : [0, 1];
+    let [low, high] = limits || extent(shown);
     const room = Math.max((high - low) * 0.08, 0.02);
     [low, high] = [Math.max(0, low - room), Math.min(1, high + room)];
     const first = rounds[0] ?? 0;
     const last = rounds.at(-1) ?? 1;
-    x = (round) => margin.left + ((round - first) / Math.max(1, last - first)) * (width - margin.left - margin.right);
+    x = (round) => margin.left + (last > first ? (round - first) / (last - first) : xTicks ? 0.5 : 0) * (width - margin.left - margin.right);
     y = (value) => tall - margin.bottom - ((value - low) / (high - low)) * (tall - margin.top - margin.bottom);
     const bottom = tall - margin.bottom;
     const svg = draw("svg", { height: tall, viewBox: `0 0 ${width} ${tall}`, "aria-hidden": "true" });
-    for (const tick of ticks(low, high, tall / 70)) {
+    for (const tick of ticks(low, high, tall / (tall < 300 ? 50 : 70))) {
       svg.append(
         draw("line", { class: "grid", x1: margin.left, x2: width - margin.right, y1: y(tick), y2: y(tick) }),
         draw("text", { x: margin.left - 8, y: y(tick) + 4, "text-anchor": "end" }, `${+(100 * tick).toFixed(1)}%`),
       );
     }
     svg.append(draw("line", { class: "axis", x1: margin.left, x2: width - margin.right, y1: bottom, y2: bottom }));
-    for (const tick of new Set([...(rounds.length ? ticks(first, last, (width - margin.left - margin.right) / 70, 1) : [])]))
+    const places = xTicks?.filter((tick) => tick >= first && tick <= last);
+    for (const tick of places || (rounds.length ? ticks(first, last, (width - margin.left - margin.right) / 70, 1) : []))
       svg.append(draw("text", { x: x(tick), y: bottom + 18, "text-anchor": "middle" }, tick));
     svg.append(
       draw("text", { x: (margin.left + width - margin.right) / 2, y: tall - 4, "text-anchor": "middle" }, xLabel),
@@ -164,7 +175,7 @@ function lineChart(into, { label, yLabel = "", xLabel = "round", height = 380, l
     );
     for (const one of shown) if (one.low) svg.append(draw("path", { class: "band", colour: one.colour, d: band(one) }));
     for (const one of [...shown].reverse()) {
-      svg.append(draw("path", { class: "line", colour: one.colour, d: "M" + one.rounds.map((r, i) => `${x(r).toFixed(1)} ${y(one.mean[i]).toFixed(1)}`).join("L") }));
+      svg.append(draw("path", { class: one.strong ? "line strong" : "line", colour: one.colour, d: "M" + one.rounds.map((r, i) => `${x(r).toFixed(1)} ${y(one.mean[i]).toFixed(1)}`).join("L") }));
       if (one.rounds.length <= 40) one.rounds.forEach((r, i) => svg.append(marker(one.colour, x(r), y(one.mean[i]))));
     }
     if (roomy) labelEnds(svg, shown, width - margin.right + 14, margin.top, bottom);
@@ -208,9 +219,9 @@ function lineChart(into, { label, yLabel = "", xLabel = "round", height = 380, l
       el("dd", {}, percent(v.one.mean[v.i]), el("small", {}, spread(v))),
     ]);
     const missing = values.filter(({ i }) => i < 0).flatMap(({ one }) => [el("dt", {}, named(one.colour, one.name)), el("dd", {}, el("small", {}, "not measured"))]);
-    tooltip.replaceChildren(el("b", {}, `Round ${round}`), el("dl", {}, rows, missing));
+    tooltip.replaceChildren(el("b", {}, at(round)), el("dl", {}, rows, missing));
     putTooltip(tooltip, box, x(round), 30);
-    return `Round ${round}: ${measured.map((v) => `${v.one.name} ${percent(v.one.mean[v.i])}`).join(", ")}`;
+    return `${at(round)}: ${measured.map((v) => `${v.one.name} ${percent(v.one.mean[v.i])}`).join(", ")}`;
   }
 
   const under = (event) => nearest(rounds.map((round) => x(round)), event.clientX - box.getBoundingClientRect().left);
@@ -233,8 +244,9 @@ function lineChart(into, { label, yLabel = "", xLabel = "round", height = 380, l
   into.append(...(legend ? [list] : []), ...parts);
   atEachWidth(box, redraw);
   return {
-    show(next) {
+    show(next, shared = null) {
       series = next;
+      limits = shared;
       if (legend && series.length > 1) legendEntries();
       redraw();
     },
@@ -424,7 +436,7 @@ function sortableTable(into, { label, columns, rows, limit = 500 }) {
     });
     body.replaceChildren(
       ...sorted.slice(0, limit).map((row) =>
-        el("tr", {}, columns.map((column, number) => (number ? el("td", { class: column.number ? "number" : null }, column.cell(row)) : el("th", { scope: "row", class: "number" }, column.cell(row))))),
+        el("tr", {}, columns.map((column, number) => (number ? el("td", { class: column.number ? "number" : null }, column.cell(row)) : el("th", { scope: "row", class: column.number ? "number" : null }, column.cell(row))))),
       ),
     );
     counted.textContent =

@@ -362,7 +362,7 @@ def _totals(one: Series) -> dict[str, Any]:
             "bytes": amount(sent, "B"),
             "parameters": amount(_sent(one, what="parameters"), ""),
             "flops": amount(flops, "FLOP"),
-            "time": _time(float(np.mean([sum(run.summary.seconds.values()) for run in one.runs]))),
+            "time": time_said(float(np.mean([sum(run.summary.seconds.values()) for run in one.runs]))),
         },
     }
 
@@ -424,10 +424,10 @@ def _number_of(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def _time(seconds: float) -> str:
+def time_said(seconds: float) -> str:
     """A time that can be read at a glance.
 
-    >>> _time(4.21), _time(200), _time(9000)
+    >>> time_said(4.21), time_said(200), time_said(9000)
     ('4.2 s', '3 min 20 s', '2 h 30 min')
     """
     if seconds < 60:

@@ -50,7 +50,7 @@ def write_tables(cells: Sequence[Cell], scale: Scale, folder: Path) -> list[Path
     outcomes = Outcomes(cells, scale)
     written = []
     for kind, name in NAMES.items():
-        if _any_measured(outcomes, kind):
+        if any_measured(outcomes, kind):
             title = f"Average test accuracy (%), model-{kind} clients"
             grids = [accuracy_grid(outcomes, kind, protocol) for protocol in PROTOCOLS]
             written += _write(folder, name, title, grids, accuracy_rows(outcomes, kind))
@@ -65,7 +65,8 @@ def write_tables(cells: Sequence[Cell], scale: Scale, folder: Path) -> list[Path
     return written
 
 
-def _any_measured(outcomes: Outcomes, kind: Kind) -> bool:
+def any_measured(outcomes: Outcomes, kind: Kind) -> bool:
+    """Whether there is anything to fill such a table with."""
     return any(outcomes.of(column.setting, method).cells for column in outcomes.columns(kind) for method in METHOD_ORDER)
 
 
@@ -140,14 +141,14 @@ def _number(value: float | None) -> str:
     return DASH if value is None else f"{value:.2f}"
 
 
-def _signed(value: float) -> str:
+def signed(value: float, digits: int = 2) -> str:
     """A difference with its sign, a real minus.
 
-    >>> _signed(1.5), _signed(-0.25), _signed(-0.001)
-    ('+1.50', '−0.25', '0.00')
+    >>> signed(1.5), signed(-0.25), signed(-0.001), signed(3.36, digits=1)
+    ('+1.50', '−0.25', '0.00', '+3.4')
     """
-    text = f"{value:+.2f}"
-    return "0.00" if float(text) == 0 else text.replace("-", "−")
+    text = f"{value:+.{digits}f}"
+    return f"{0:.{digits}f}" if float(text) == 0 else text.replace("-", "−")
 
 
 def margin(values: Mapping[str, float | None], others: Iterable[str], missing: Iterable[str] = ()) -> Margin | None:
@@ -164,25 +165,27 @@ def margin(values: Mapping[str, float | None], others: Iterable[str], missing: I
     return Margin(ours - known[best], best, not set(others) & set(missing))
 
 
-def _measured_margin(outcomes: Outcomes, column: Column, protocol: Protocol, others: Sequence[str]) -> Margin | None:
+def measured_margin(outcomes: Outcomes, column: Column, protocol: Protocol, others: Sequence[str]) -> Margin | None:
+    """FedMRL's lead in what was measured, if it finished and any other did."""
     found = {method: outcomes.of(column.setting, method) for method in METHOD_ORDER}
     missing = [method for method, outcome in found.items() if outcome.state == "missing"]
     return margin({method: outcome.mean(protocol) for method, outcome in found.items()}, others, missing)
 
 
-def _printed_margin(outcomes: Outcomes, kind: Kind, column: Column, others: Sequence[str]) -> Margin | None:
+def printed_margin(outcomes: Outcomes, kind: Kind, column: Column, others: Sequence[str]) -> Margin | None:
+    """FedMRL's lead in what the paper prints."""
     return margin({method: outcomes.paper(kind, column, method) for method in METHOD_ORDER}, others)
 
 
 def _margin_entry(outcomes: Outcomes, kind: Kind, column: Column, protocol: Protocol, others: Sequence[str]) -> Entry:
     states = {method: outcomes.of(column.setting, method).state for method in ("fedmrl", *others)}
-    ours = _measured_margin(outcomes, column, protocol, others)
+    ours = measured_margin(outcomes, column, protocol, others)
     if ours:
-        text = _signed(ours.points) + ("" if ours.complete else "*")
+        text = signed(ours.points) + ("" if ours.complete else "*")
     else:
         text = DASH if states["fedmrl"] == "diverged" or "missing" not in states.values() else MISSING
-    theirs = _printed_margin(outcomes, kind, column, others) if protocol == "paper" and outcomes.has_paper else None
-    return Entry(text, aside=_signed(theirs.points) if theirs else "")
+    theirs = printed_margin(outcomes, kind, column, others) if protocol == "paper" and outcomes.has_paper else None
+    return Entry(text, aside=signed(theirs.points) if theirs else "")
 
 
 def _accuracy_notes(outcomes: Outcomes, columns: Sequence[Column], entries: Sequence[Entry], beside: bool) -> list[str]:
@@ -214,8 +217,8 @@ def accuracy_rows(outcomes: Outcomes, kind: Kind) -> list[Row]:
                 paper = outcomes.paper(kind, column, method) if protocol == "paper" and outcomes.has_paper else None
                 rows.append({**where, "row": method, **_raw(outcome, protocol), "paper": _blank(paper), "against": ""})
             for name, (_, others) in MARGINS.items():
-                ours = _measured_margin(outcomes, column, protocol, others)
-                theirs = _printed_margin(outcomes, kind, column, others) if protocol == "paper" and outcomes.has_paper else None
+                ours = measured_margin(outcomes, column, protocol, others)
+                theirs = printed_margin(outcomes, kind, column, others) if protocol == "paper" and outcomes.has_paper else None
                 values = {"accuracy": _lead(ours), "paper": _lead(theirs)}
                 blank = dict.fromkeys(rows[-1], "")
                 rows.append({**blank, **where, "row": name, **values, "against": ours.against if ours else ""})
@@ -262,12 +265,12 @@ def standing(outcomes: Outcomes, column: Column) -> Standing | None:
     others = [outcomes.of(column.setting, method) for method in BASELINES]
     better = sum((mean := other.mean("fair")) is not None and mean > ours.mean for other in others)
     measured = sum(other.state != "missing" for other in others)
-    return Standing(1 + better, 1 + measured, _measured_margin(outcomes, column, "fair", BASELINES), ours)
+    return Standing(1 + better, 1 + measured, measured_margin(outcomes, column, "fair", BASELINES), ours)
 
 
 def difference_grids(outcomes: Outcomes) -> list[Grid]:
     """Ours minus the paper's, where the paper has such a table, and FedMRL's standing under the fair protocol."""
-    kinds = [kind for kind in NAMES if _any_measured(outcomes, kind)]
+    kinds = [kind for kind in NAMES if any_measured(outcomes, kind)]
     grids = [_against_paper(outcomes, kind) for kind in kinds] if outcomes.has_paper else []
     return [*grids, _standings(outcomes, kinds)]
 
@@ -302,7 +305,7 @@ def difference(outcomes: Outcomes, kind: Kind, column: Column, method: str) -> f
 def _difference_entry(outcomes: Outcomes, kind: Kind, column: Column, method: str) -> Entry:
     outcome, points = outcomes.of(column.setting, method), difference(outcomes, kind, column, method)
     if points is not None:
-        return Entry(_signed(points))
+        return Entry(signed(points))
     ours = outcome.mean("paper")
     return Entry(_absent(outcome) if ours is None else f"{ours:.2f}†")
 
@@ -329,7 +332,7 @@ def _standing_entries(outcomes: Outcomes, kind: Kind, column: Column) -> list[En
     if found is None:
         return [Entry(kind), *[Entry(_absent(outcomes.of(column.setting, "fedmrl")))] * 4]
     lead = found.margin
-    other = [TITLES[lead.against], _signed(lead.points) + ("" if lead.complete else "*")] if lead else [MISSING, MISSING]
+    other = [TITLES[lead.against], signed(lead.points) + ("" if lead.complete else "*")] if lead else [MISSING, MISSING]
     return [Entry(text) for text in (kind, _spread(found.accuracy), *other, f"{found.rank} of {found.of}")]
 
 

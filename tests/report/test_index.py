@@ -1,0 +1,221 @@
+"""What the page of a reproduction says: numbers by hand, what is missing or diverged, and that nothing can become markup."""
+
+import json
+
+import numpy as np
+import pytest
+from synthetic import all_cells, cell, diverged, target
+from test_page import EVIL, Elements, plain
+
+from fedmrl.report.index import MOST_POINTS, index, index_data, thinned, write_index
+from fedmrl.reproduce.cells import Clients, hash_of
+from fedmrl.reproduce.experiments import PAPER, QUICK, wanted
+
+MAIN, OTHER = "cifar10-n100", "cifar100-n100"
+
+
+def answer(cells, protocol="fair", scale=PAPER):
+    return index_data(cells, scale)["answers"][protocol]
+
+
+def card(cells, claim, protocol="fair", scale=PAPER):
+    """A claim's card, if there is one."""
+    found = {one["claim"]: one for one in answer(cells, protocol, scale)["cards"]}
+    return found.get(claim)
+
+
+def values(shown):
+    return [plain(value) for value, _ in shown["values"]]
+
+
+def captions(shown):
+    return [plain(caption) for _, caption in shown["values"]]
+
+
+def entry(data, row, column, protocol, kind="heterogeneous"):
+    rows = {one["name"]: one["entries"] for group in data["tables"][kind][protocol]["groups"] for one in group}
+    return rows[row][column]
+
+
+def clients(*accuracies):
+    return Clients(
+        model=["CNN-1"] * len(accuracies),
+        classes=[[0, 1]] * len(accuracies),
+        train_samples=[9] * len(accuracies),
+        accuracy=list(accuracies),
+    )
+
+
+# The answer
+
+
+def test_without_cells_there_is_a_page_that_says_so():
+    data = index_data([], PAPER)
+    assert data["answers"]["fair"]["title"] == "Whether FedMRL wins cannot be said yet"
+    assert "0 of 202 runs are measured" in data["facts"] and data["answers"]["fair"]["cards"] == []
+    assert not any(data[part] for part in ("tables", "curves", "clients", "costs", "inference", "sweeps", "cells"))
+
+
+def test_the_title_counts_first_places_and_leads_under_each_protocol():
+    cells = [
+        cell(MAIN, "fedmrl", fair=0.8, paper=0.9),
+        cell(MAIN, "fedproto", fair=0.75, paper=0.95),
+        cell(OTHER, "fedmrl", fair=0.6, paper=0.7),
+        cell(OTHER, "fml", fair=0.5, paper=0.5),
+    ]
+    assert plain(answer(cells)["title"]) == "FedMRL is first in both federations so far, by 5.0 to 10.0 points"
+    assert plain(answer(cells, "paper")["title"]) == "FedMRL is first in 1 of 2 federations so far, by 20.0 points"
+    assert card(cells, "Most accurate")["values"] == [["2 of 2", "counted fairly"], ["1 of 2", "the paper’s way"]]
+    assert [card(cells, "Most accurate", p)["verdict"] for p in ("fair", "paper")] == ["holds", "holds in part"]
+
+
+def test_who_is_behind_is_said_to_be_behind():
+    cells = [cell(MAIN, "fedmrl", fair=0.8), cell(MAIN, "fd", fair=0.82)]
+    assert plain(answer(cells)["title"]) == "FedMRL is not first in the one federation so far, 2.0 points behind"
+    assert card(cells, "Most accurate")["verdict"] == "does not hold"
+
+
+def test_fedmrl_that_diverged_is_not_first_and_another_that_did_is_no_rival():
+    assert answer([diverged(MAIN, "fedmrl"), cell(MAIN, "fd")])["title"] == "FedMRL is not first in the one federation so far"
+    assert answer([cell(MAIN, "fedmrl"), diverged(MAIN, "fd")])["title"] == "FedMRL is first in the one federation so far"
+
+
+def test_the_lead_names_the_best_other_and_under_its_protocol_the_papers_numbers():
+    cells = [cell(MAIN, "fedmrl", fair=0.8, paper=0.9), cell(MAIN, "fml", fair=0.7, paper=0.85)]
+    assert "N=100, C=10%: FedMRL 80.00 %, +10.00 points against FML, the best of the others so far." in plain(
+        answer(cells)["lead"]
+    )
+    assert "+5.00 points against FML, the best of the others so far (the paper: 95.85 %, +3.36)" in plain(
+        answer(cells, "paper")["lead"]
+    )
+
+
+def test_the_margin_says_with_how_many_seeds_it_is_ahead():
+    cells = [cell(MAIN, "fedmrl", seed, fair=ours) for seed, ours in enumerate((0.80, 0.90))]
+    cells += [cell(MAIN, "fedproto", seed, fair=theirs) for seed, theirs in enumerate((0.82, 0.80))]
+    shown = card(cells, "Ahead at N=100")
+    assert values(shown) == ["+4.0"] and captions(shown) == ["CIFAR-10, against FedProto, ahead with 1 of 2 seeds"]
+
+
+def test_convergence_is_against_the_soonest_that_reaches_the_target_with_every_seed():
+    cells = [
+        cell(MAIN, "fedmrl", targets=[target(0.9, rounds=40)]),
+        cell(MAIN, "fedproto", targets=[target(0.9, rounds=70)]),
+        cell(MAIN, "fml", 0, targets=[target(0.9, rounds=10)]),
+        cell(MAIN, "fml", 1, targets=[target(0.9)]),
+    ]
+    shown = card(cells, "Learns in fewer rounds")
+    assert (values(shown), captions(shown)) == (["40"], ["CIFAR-10, rounds to 90 %; FedProto 70"])
+    assert shown["verdict"] == "holds"
+    unreached = [cell(MAIN, "fedmrl", targets=[target(0.9)]), cells[1]]
+    assert card(unreached, "Learns in fewer rounds")["verdict"] == "does not hold"
+    assert card(cells[:1], "Learns in fewer rounds") is None, "alone it cannot be judged"
+
+
+def test_the_share_of_clients_that_gain_stands_beside_the_papers():
+    cells = [
+        cell(MAIN, "fedmrl", clients=clients(0.9, 0.8, 0.7, 0.5)),
+        cell(MAIN, "fedproto", clients=clients(0.8, 0.7, 0.6, 0.6)),
+    ]
+    shown = card(cells, "Most clients gain")
+    assert values(shown) == ["75 %"] and captions(shown) == ["CIFAR-10; the paper: 87 %"]
+    (panel,) = index_data(cells, PAPER)["clients"]
+    assert panel["gains"] == pytest.approx([0.1, 0.1, 0.1, -0.1]) and plain(panel["paper"]) == "The paper: 87 %."
+
+
+def test_mix_small_is_enough_where_it_is_nearer_to_mix_large_than_to_a_single_model():
+    def modes(small, single):
+        found = {"mix-large": 0.9, "mix-small": small, "single-small": single, "single-large": 0.3}
+        return [cell(MAIN, "fedmrl", inference={"aggregated": found})]
+
+    near, far = (card(modes(*of), "mix-small is enough") for of in ((0.88, 0.6), (0.7, 0.65)))
+    assert (values(near), near["verdict"]) == (["−2.0"], "holds")
+    assert captions(near) == ["CIFAR-10; a single model −30.0"]
+    assert (values(far), far["verdict"]) == (["−20.0"], "does not hold")
+
+
+def test_matryoshka_learning_is_judged_by_dimension():
+    cells = [cell(MAIN, "fedmrl", fair=0.8), cell(MAIN, "fedmrl-without-mrl-d1-100", fair=0.7)]
+    cells += [cell(MAIN, "fedmrl-d1-150", fair=0.7), cell(MAIN, "fedmrl-without-mrl-d1-150", fair=0.75)]
+    shown = card(cells, "Matryoshka helps")
+    assert values(shown) == ["1 of 2"] and shown["verdict"] == "holds in part"
+
+
+# Tables and charts
+
+
+def test_the_table_has_ours_and_under_the_papers_protocol_its_number_and_the_difference():
+    data = index_data([cell(MAIN, "fedmrl", s, fair=0.8, paper=p) for s, p in enumerate((0.94, 0.96))], PAPER)
+    assert entry(data, "FedMRL", 2, "fair") == {"text": "80.00 ± 0.00", "mark": "best"}
+    shown = entry(data, "FedMRL", 2, "paper")
+    assert shown == {"text": "95.00 ± 1.41", "mark": "best", "aside": "95.85", "difference": "−0.85"}
+
+
+def test_what_diverged_and_what_is_missing_are_told_apart():
+    data = index_data([diverged(MAIN, "fd"), cell(MAIN, "fedmrl")], PAPER)
+    assert entry(data, "FD", 2, "fair")["text"] == "–" and entry(data, "FML", 2, "fair")["text"] == "·"
+    panel = data["curves"][2]
+    assert panel["absent"].startswith("Diverged: FD. Not measured: Standalone, ")
+    assert data["curves"][0]["series"] == [] and "homogeneous" not in data["tables"]
+
+
+def test_a_long_curve_is_thinned_to_its_last_round():
+    rounds, curves = list(range(1, 501)), np.arange(1, 501, dtype=float)[None]
+    kept, shown = thinned(rounds, curves, means=True)
+    assert len(kept) == MOST_POINTS and kept[-1] == 500 and shown[0, -1] == 498.0, "the mean of rounds 496 to 500"
+    kept, shown = thinned(rounds, curves, means=False)
+    assert shown[0].tolist() == kept
+    kept, shown = thinned([2, 4, 6], np.array([[1.0, 2.0, 3.0]]), means=True)
+    assert kept == [2, 4, 6] and shown[0].tolist() == [1, 2, 3], "a short one stays as it is"
+    assert thinned(list(range(1, 104)), np.zeros((2, 103)), means=True)[1].shape == (2, 52)
+
+
+def test_a_sweep_is_shown_only_where_it_has_a_run_of_its_own():
+    plain_runs = [cell(MAIN, "fedmrl"), cell(MAIN, "fedproto")]
+    assert index_data(plain_runs, PAPER)["sweeps"] == []
+    data = index_data([*plain_runs, cell(f"{MAIN}-dirichlet-0.3", "fedmrl", fair=0.6)], PAPER)
+    (sweep,) = data["sweeps"]
+    (panel,) = sweep["panels"]
+    assert sweep["name"] == "non-iid-dirichlet" and panel["series"][0]["fair"] == {"rounds": [0.3], "mean": [0.6]}
+    assert "FedProto at 0.3" in panel["absent"]
+
+
+# How to repeat it
+
+
+def test_seeds_that_were_run_as_one_share_their_time():
+    cells = [cell(MAIN, "fedmrl", seed, together=3, wall_seconds=90.0, device="H200") for seed in range(3)]
+    data = index_data([*cells, cell(MAIN, "fd", wall_seconds=30.0, device="H200")], PAPER)
+    assert [row["seconds"] for row in data["cells"]] == [30.0] * 4 and data["time"] == "2 min 0 s on H200"
+
+
+def test_runs_of_another_recipe_are_marked_and_those_beyond_the_figures_counted():
+    one = next(one for one in wanted("table-hetero", PAPER) if one.name == f"{MAIN}/fedmrl")
+    mine, old = cell(MAIN, "fedmrl", 0, hash=hash_of(one.recipe)), cell(MAIN, "fedmrl", 1)
+    data = index_data([mine, old, cell(f"{MAIN}-search", "fedmrl+authors")], PAPER)
+    assert [row.get("other", False) for row in data["cells"]] == [False, True, False]
+    assert data["notes"][0].startswith("1 run was measured with another recipe") and data["beyond"] == 1
+    assert "2 of 202 runs are measured" in data["facts"]
+
+
+def test_each_experiment_says_how_much_of_it_there_is():
+    found = {one["name"]: (one["measured"], one["of"]) for one in index_data(all_cells(QUICK), QUICK)["experiments"]}
+    assert found["clients"] == (2, 2) and found["table-homo"] == (0, 24) and found["non-iid-class"] == (4, 6)
+
+
+def test_no_text_in_a_cell_becomes_markup():
+    texts = {"command": EVIL, "device": EVIL, "engine": EVIL, "versions": {EVIL: EVIL}, "hash": EVIL}
+    bad = diverged(MAIN, "fd").model_copy(update={"diverged": {"round": 1, "reason": EVIL}})
+    found = Elements(index([cell(MAIN, "fedmrl", **texts), bad], PAPER))
+    expected = Elements(index([cell(MAIN, "fedmrl"), diverged(MAIN, "fd")], PAPER))
+    assert found.tags == expected.tags
+    assert json.loads(found.scripts[0])["cells"][1]["command"] == EVIL
+
+
+@pytest.mark.parametrize("scale", [PAPER, QUICK], ids=["paper", "quick"])
+def test_a_whole_reproduction_is_one_small_file_that_asks_for_nothing(scale, tmp_path):
+    path = write_index(all_cells(scale), scale, tmp_path / "new" / "index.html")
+    text = path.read_text(encoding="utf-8")
+    assert "default-src 'none'" in text and "{{" not in text.split("<script>")[0]
+    assert not [word for word in ("https://", 'src="', "@import", "url(") if word in text]
+    assert len(text) < 400_000 and path.parent.name == "new"

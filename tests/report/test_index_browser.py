@@ -1,0 +1,149 @@
+"""The page of a reproduction in a real browser: what is clicked, hovered and typed, with no error and no request."""
+
+import re
+
+import pytest
+from synthetic import all_cells
+from test_browser import browser, size  # noqa: F401
+
+from fedmrl.report.index import write_index
+from fedmrl.reproduce.experiments import PAPER, QUICK
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory):
+    """The pages of a whole reproduction, of one that is under way, and of one that has not begun."""
+    folder = tmp_path_factory.mktemp("pages")
+    made = {"paper": (all_cells(PAPER), PAPER), "quick": (all_cells(QUICK), QUICK), "empty": ([], PAPER)}
+    return {name: write_index(cells, scale, folder / f"{name}.html") for name, (cells, scale) in made.items()}
+
+
+@pytest.fixture
+def open_page(browser, reports, size):  # noqa: F811
+    """Opens a page; at the end nothing may have gone wrong, and nothing have been asked of a network."""
+    width, height = size
+    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme="light")
+    problems, requests, opened = [], [], []
+
+    def open_it(name):
+        tab = context.new_page()
+        tab.set_default_timeout(10_000)
+        tab.on("console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None)
+        tab.on("pageerror", lambda error: problems.append(str(error)))
+        tab.on("request", lambda request: requests.append(request.url))
+        opened.append((tab, reports[name].as_uri()))
+        tab.goto(reports[name].as_uri())
+        return tab
+
+    yield open_it
+    fits = [tab.evaluate("document.scrollingElement.scrollWidth <= innerWidth") for tab, _ in opened]
+    context.close()
+    assert problems == []
+    assert requests == [address for _, address in opened]
+    assert all(fits), "the page must not scroll sideways"
+
+
+@pytest.fixture
+def page(open_page):
+    tab = open_page("paper")
+    tab.locator("#curves svg .line").first.wait_for(state="attached")
+    return tab
+
+
+def test_the_protocol_switch_changes_answer_cards_table_curves_and_costs(page):
+    def shown():
+        texts = [page.locator(part).inner_text() for part in ("#answer", "#lead", "#cards", "#table", "#costs", "#sweeps")]
+        return (*texts, page.locator("#curves .line").first.get_attribute("d"))
+
+    fair = shown()
+    page.get_by_role("radio", name="Paper: best round").click()
+    paper = shown()
+    assert all(before != after for before, after in zip(fair, paper, strict=True))
+    assert "(95.85)" in paper[3] and "(95.85)" not in fair[3], (
+        "the paper's number stands beside ours only where both count alike"
+    )
+    page.get_by_role("radio", name="Paper: best round").focus()
+    page.keyboard.press("ArrowLeft")
+    assert shown() == fair
+
+
+def test_the_table_can_be_of_clients_with_one_model(page):
+    unlike = page.locator("#table").inner_text()
+    page.get_by_role("radio", name="One model for all").click()
+    assert page.locator("#table").inner_text() != unlike
+    assert page.locator("#table .best").count() >= 6 and "diverged" in page.locator("#table").inner_text()
+
+
+def test_hovering_a_panel_shows_every_method_at_that_round(page):
+    tooltip = page.locator("#curves .tooltip").nth(2)
+    assert not tooltip.is_visible()
+    page.locator("#curves .chart").nth(2).hover(position={"x": 120, "y": 100})
+    assert re.match(r"Round \d+\n", tooltip.inner_text())
+    assert "FedMRL" in tooltip.inner_text() and tooltip.inner_text().count("%") == 7, "all but FD, which diverged"
+    page.mouse.move(0, 0)
+    assert not tooltip.is_visible()
+
+
+def test_the_arrow_keys_read_a_panel_a_client_and_a_sweep(page):
+    for part, start in (("#curves", "Round 10"), ("#clients", "Client "), ("#sweeps", "classes per client = 2")):
+        page.locator(f"{part} .chart").first.focus()
+        page.keyboard.press("ArrowRight")
+        assert page.locator(f"{part} .tooltip").first.inner_text().startswith(start)
+        assert page.locator(f"{part} [aria-live]").first.text_content().startswith(start)
+        page.keyboard.press("Escape")
+        assert not page.locator(f"{part} .tooltip").first.is_visible()
+
+
+def test_a_legend_entry_hides_its_method_in_all_panels(page):
+    entry = page.locator("#curves .legend button", has_text="FedProto")
+    before = page.locator("#curves .line").count()
+    entry.click()
+    assert page.locator("#curves .line").count() == before - 6 and entry.get_attribute("aria-pressed") == "false"
+    page.get_by_role("radio", name="Paper: best round").click()
+    assert page.locator("#curves .line").count() == before - 6, "the switch does not bring it back"
+    entry.press("Enter")
+    assert page.locator("#curves .line").count() == before
+
+
+def test_the_runs_can_be_sorted(page):
+    def column(number):
+        return [row.locator("th, td").nth(number).inner_text() for row in page.locator("#runs tbody tr").all()[:30]]
+
+    head = page.locator("#runs thead th")
+    assert head.nth(0).get_attribute("aria-sort") == "ascending"
+    head.nth(2).get_by_role("button").click()
+    accuracies = [float(text.split()[0]) for text in column(2)]
+    assert accuracies == sorted(accuracies, reverse=True) and head.nth(2).get_attribute("aria-sort") == "descending"
+    head.nth(2).get_by_role("button").press("Enter")
+    assert column(2)[0] == "diverged", "the least of all"
+
+
+def test_a_reproduction_under_way_says_what_is_not_measured(open_page):
+    page = open_page("quick")
+    assert "13 of 62 runs are measured" in page.locator(".facts").inner_text()
+    assert "not measured" in page.locator("#curves").inner_text() and page.locator("#kind").count() == 0
+    assert page.locator("#table td", has_text="not measured").count() > 0
+    assert "fedmrl reproduce all --quick" in page.locator("#again").inner_text()
+
+
+def test_a_reproduction_that_has_not_begun_has_a_page_too(open_page):
+    page = open_page("empty")
+    assert page.locator("#answer").inner_text() == "Whether FedMRL wins cannot be said yet"
+    assert page.locator("section:visible").count() == 2, "the answer, and how to measure it"
+    page.get_by_role("radio", name="Paper: best round").click()
+
+
+def test_dark_can_be_chosen(page):
+    light = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.locator("#theme").click()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != light
+
+
+def test_tab_reaches_the_table_and_the_panels(page):
+    page.locator("body").press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    reached = set()
+    for _ in range(45):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement.closest('section, header')?.id"))
+    assert {"table-section", "curves-section", "clients-section", "costs-section", "sweeps-section"} <= reached
