@@ -395,7 +395,8 @@ def test_reproduce_lists_what_it_would_run_and_runs_it(fedmrl):
     assert code == 0, err
     assert "0 of 1 cells are measured" in err
     cell = json.loads(Path("results/quick/cells/digits-n20/fedmrl-seed-0.json").read_text())
-    assert cell["command"] == "fedmrl reproduce digits-n20/fedmrl --seeds 0"
+    assert cell["command"] == "fedmrl reproduce digits-n20/fedmrl --seeds 0 --quick"
+    assert Path("results/quick/index.html").exists()
     assert Path("results/quick/figures/inference.pdf").exists()
     assert Path("results/quick/tables/table-hetero.tex").exists()
     _, out, _ = fedmrl("reproduce", "inference", "--quick", "--dry-run")

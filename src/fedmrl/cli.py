@@ -383,6 +383,7 @@ def _print_plan(found: Sequence[Wanted], left: Sequence[Wanted], clock: Clock) -
 
 
 def _print_reproduction(folder: Path, scale: Scale) -> None:
+    from fedmrl.report.index import write_index
     from fedmrl.report.paper_figures import write_figures
     from fedmrl.report.paper_tables import write_tables
     from fedmrl.reproduce.cells import read_cells
@@ -393,7 +394,9 @@ def _print_reproduction(folder: Path, scale: Scale) -> None:
             _notice(f"{cell.setting}/{cell.variant}, seed {cell.seed}: {cell.diverged['reason']}")
     write_tables(cells, scale, folder)
     write_figures(cells, scale, folder)
-    out.print(f"{len(cells)} cells, and what they come to: {folder}/tables, {folder}/figures", soft_wrap=True, markup=False)
+    page = write_index(cells, scale, folder / "index.html")
+    where = f"Page: {page}   Tables: {folder}/tables   Figures: {folder}/figures   Each run: {folder}/cells"
+    out.print(where, soft_wrap=True, markup=False)
 
 
 def _plural(word: str, values: Sequence[int]) -> str:

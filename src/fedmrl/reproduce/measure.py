@@ -50,7 +50,9 @@ def _is_measured(one: Wanted, seed: int, folder: Path) -> bool:
     return path.is_file() and read_cell(path).hash == hash_of(one.recipe)
 
 
-def measure(one: Wanted, folder: Path, *, device: str = "auto", engine: str = "auto", watch: Watch | None = None) -> list[Cell]:
+def measure(
+    one: Wanted, folder: Path, *, quick: bool = False, device: str = "auto", engine: str = "auto", watch: Watch | None = None
+) -> list[Cell]:
     """Run it with its seeds as one, and write a cell for each. If it was stopped before, it goes on from there."""
     runs = [folder / "running" / one.setting / f"{one.variant}-seed-{seed}" for seed in one.seeds]
     for path in runs:
@@ -63,7 +65,7 @@ def measure(one: Wanted, folder: Path, *, device: str = "auto", engine: str = "a
             on_round=on_round,
         )  # fmt: skip
     facts = {
-        "command": f"fedmrl reproduce {one.name} --seeds {','.join(map(str, one.seeds))}",
+        "command": f"fedmrl reproduce {one.name} --seeds {','.join(map(str, one.seeds))}{' --quick' if quick else ''}",
         "together": len(one.seeds),
         "wall_seconds": round(time.monotonic() - started, 1),
     }
@@ -88,7 +90,7 @@ def measure_all(
     started, todo, done = time.monotonic(), sum(map(_work, left)), 0.0
     ends: Iterator[tuple[Wanted, str]]
     if jobs == 1:
-        ends = ((one, _said(measure(one, folder, device=device, engine=engine, watch=watch))) for one in left)
+        ends = ((one, _said(measure(one, folder, quick=quick, device=device, engine=engine, watch=watch))) for one in left)
     else:
         ends = _in_processes(left, folder, jobs, ["--device", device, "--engine", engine, *(["--quick"] if quick else [])])
     for one, said in ends:
