@@ -389,7 +389,7 @@ def test_reproduce_lists_what_it_would_run_and_runs_it(fedmrl):
     assert code == 0
     assert "digits-n20/fedmrl" in out
     assert "a round, timed" in out
-    assert "1 runs are left" in out
+    assert "1 run left" in out
     assert not left_behind()
     code, out, err = fedmrl("reproduce", "inference", "--quick")
     assert code == 0, err
@@ -400,7 +400,7 @@ def test_reproduce_lists_what_it_would_run_and_runs_it(fedmrl):
     assert Path("results/quick/figures/inference.pdf").exists()
     assert Path("results/quick/tables/table-hetero.tex").exists()
     _, out, _ = fedmrl("reproduce", "inference", "--quick", "--dry-run")
-    assert "0 runs are left" in out
+    assert "0 runs left" in out
     code, _, err = fedmrl("reproduce", "digits-n20/fedmrl", "--quick", "--no-report")
     assert "1 of 1 cells are measured" in err
     Path("results/quick/cells/digits-n20/fedmrl-seed-0.json").write_text("{}")

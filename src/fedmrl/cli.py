@@ -379,7 +379,8 @@ def _print_plan(found: Sequence[Wanted], left: Sequence[Wanted], clock: Clock) -
             estimate.source if estimate else "",
         )
     out.print(table)
-    out.print(f"{sum(len(one.seeds) for one in left)} runs are left, about {_duration(total)} one after another.")
+    runs = sum(len(one.seeds) for one in left)
+    out.print(f"{runs} run{'' if runs == 1 else 's'} left, about {_duration(total)} one after another.")
 
 
 def _print_reproduction(folder: Path, scale: Scale) -> None:
@@ -395,8 +396,10 @@ def _print_reproduction(folder: Path, scale: Scale) -> None:
     write_tables(cells, scale, folder)
     write_figures(cells, scale, folder)
     page = write_index(cells, scale, folder / "index.html")
-    where = f"Page: {page}   Tables: {folder}/tables   Figures: {folder}/figures   Each run: {folder}/cells"
-    out.print(where, soft_wrap=True, markup=False)
+    places = {"Page": page, "Tables": folder / "tables", "Figures": folder / "figures", "Each run": folder / "cells"}
+    for what, path in places.items():
+        if path.exists():
+            out.print(f"{what}: {path}", soft_wrap=True, markup=False)
 
 
 def _plural(word: str, values: Sequence[int]) -> str:

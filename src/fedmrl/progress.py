@@ -21,7 +21,7 @@ def watching(console: Console, label: str, rounds: int) -> Iterator[OnRound]:
         return
     with Progress(
         TextColumn("[bold]{task.description}"),
-        BarColumn(),
+        BarColumn(bar_width=12),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TextColumn("left"),
@@ -33,7 +33,7 @@ def watching(console: Console, label: str, rounds: int) -> Iterator[OnRound]:
         describe = Description()
 
         def on_round(record: Mapping[str, Any]) -> None:
-            bar.update(task, completed=record["round"], accuracy=describe(record))
+            bar.update(task, completed=record["round"], accuracy=describe.short(record))
 
         yield on_round
 
@@ -59,11 +59,17 @@ class Description:
     """What is known so far, in a few words: all clients' accuracy when they were last evaluated, and this round's clients'."""
 
     def __init__(self) -> None:
-        self._everyone = ""
+        self._everyone = self._everyone_short = ""
+
+    def short(self, record: Mapping[str, Any]) -> str:
+        """The same for a line that also holds a bar, in 80 columns."""
+        self(record)
+        return f"{_newest(record, 'participants'):.1%} now{self._everyone_short}"
 
     def __call__(self, record: Mapping[str, Any]) -> str:
         """The words for the newest round."""
         if "all" in record["accuracy"]:
+            self._everyone_short = f", {_newest(record, 'all'):.1%} all"
             self._everyone = f"accuracy {_newest(record, 'all'):.1%} (all clients, round {record['round']}), "
         return f"{self._everyone}{_newest(record, 'participants'):.1%} (this round's), loss {record['loss']:.3f}"
 
