@@ -31,7 +31,7 @@ from fedmrl.files import write_whole
 from fedmrl.methods import METHODS
 from fedmrl.models import CNNS
 from fedmrl.progress import watching
-from fedmrl.report.tables import COLUMNS, amount
+from fedmrl.report.tables import COLUMNS, amount, time_said
 from fedmrl.report.tensorboard import writing
 from fedmrl.reproduce.experiments import EXPERIMENTS, Scale, Wanted
 from fedmrl.reproduce.measure import Clock
@@ -375,12 +375,12 @@ def _print_plan(found: Sequence[Wanted], left: Sequence[Wanted], clock: Clock) -
             ", ".join(map(str, one.seeds)),
             str(len(one.seeds) - len(seeds)),
             str(len(seeds)),
-            _duration(estimate.seconds) if estimate else "",
+            time_said(estimate.seconds) if estimate else "",
             estimate.source if estimate else "",
         )
     out.print(table)
     runs = sum(len(one.seeds) for one in left)
-    out.print(f"{runs} run{'' if runs == 1 else 's'} left, about {_duration(total)} one after another.")
+    out.print(f"{runs} run{'' if runs == 1 else 's'} left, about {time_said(total)} one after another.")
 
 
 def _print_reproduction(folder: Path, scale: Scale) -> None:
@@ -409,17 +409,6 @@ def _plural(word: str, values: Sequence[int]) -> str:
     ('seed 0', 'seeds 0, 1')
     """
     return f"{word}{'s' if len(values) > 1 else ''} {', '.join(map(str, values))}"
-
-
-def _duration(seconds: float) -> str:
-    """As a person would say it.
-
-    >>> _duration(42), _duration(200), _duration(8000)
-    ('42 s', '3 min', '2.2 h')
-    """
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 @app.command()

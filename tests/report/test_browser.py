@@ -1,22 +1,14 @@
 """The page of runs in a real browser: what is clicked, hovered and typed, with no error and no request but for the file."""
 
 import re
-import shutil
 
 import pytest
+from browsing import browser, opening, playwright, reached_by_tab, size  # noqa: F401
 from tiny import tiny_recipe
 
 import fedmrl
 from fedmrl.federation.loop import run_seeds
 from fedmrl.report.page import write_page
-
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-if CHROMIUM is None:
-    pytest.skip("there is no Chromium here", allow_module_level=True)
-
-DESKTOP, PHONE = (1280, 900), (390, 844)
-QUIET = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync")
 
 
 @pytest.fixture(scope="module")
@@ -29,38 +21,12 @@ def report(tmp_path_factory):
     return write_page([folder])
 
 
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=QUIET)
-        yield chromium
-        chromium.close()
-
-
-@pytest.fixture(params=[DESKTOP, PHONE], ids=["desktop", "phone"])
-def size(request):
-    return request.param
-
-
 @pytest.fixture
-def page(browser, report, size):
-    """The open page; at the end nothing may have gone wrong, and nothing have been asked of a network."""
-    width, height = size
-    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme="light")
-    tab = context.new_page()
-    tab.set_default_timeout(10_000)
-    problems, requests = [], []
-    tab.on("console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None)
-    tab.on("pageerror", lambda error: problems.append(str(error)))
-    tab.on("request", lambda request: requests.append(request.url))
-    tab.goto(report.as_uri())
-    tab.locator("#curves svg .line").first.wait_for(state="attached")  # a level line is hidden to playwright
-    yield tab
-    fits = tab.evaluate("document.scrollingElement.scrollWidth <= innerWidth")
-    context.close()
-    assert problems == []
-    assert requests == [report.as_uri()]
-    assert fits, "the page must not scroll sideways"
+def page(browser, report, size):  # noqa: F811
+    with opening(browser, size) as open_file:
+        tab = open_file(report)
+        tab.locator("#curves svg .line").first.wait_for(state="attached")  # a level line is hidden to playwright
+        yield tab
 
 
 def test_the_protocol_switch_changes_headline_cards_and_curves(page):
@@ -173,10 +139,5 @@ def test_the_recipe_can_be_copied(page):
 
 
 def test_tab_reaches_every_part_and_shows_where_it_is(page):
-    page.locator("body").press("Tab")
-    assert page.evaluate("document.activeElement.className") == "skip"
-    reached = set()
-    for _ in range(60):
-        page.keyboard.press("Tab")
-        reached.add(page.evaluate("document.activeElement.closest('section, header')?.querySelector('[id]')?.id"))
+    reached = reached_by_tab(page, 60, "querySelector('[id]')?.id")
     assert {"protocol", "curves-title", "clients-title", "split-title", "cost-title", "recipe-title"} <= reached

@@ -3,8 +3,8 @@
 import re
 
 import pytest
+from browsing import browser, opening, reached_by_tab, size  # noqa: F401
 from synthetic import all_cells
-from test_browser import browser, size  # noqa: F401
 
 from fedmrl.report.index import write_index
 from fedmrl.reproduce.experiments import PAPER, QUICK
@@ -20,27 +20,8 @@ def reports(tmp_path_factory):
 
 @pytest.fixture
 def open_page(browser, reports, size):  # noqa: F811
-    """Opens a page; at the end nothing may have gone wrong, and nothing have been asked of a network."""
-    width, height = size
-    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme="light")
-    problems, requests, opened = [], [], []
-
-    def open_it(name):
-        tab = context.new_page()
-        tab.set_default_timeout(10_000)
-        tab.on("console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None)
-        tab.on("pageerror", lambda error: problems.append(str(error)))
-        tab.on("request", lambda request: requests.append(request.url))
-        opened.append((tab, reports[name].as_uri()))
-        tab.goto(reports[name].as_uri())
-        return tab
-
-    yield open_it
-    fits = [tab.evaluate("document.scrollingElement.scrollWidth <= innerWidth") for tab, _ in opened]
-    context.close()
-    assert problems == []
-    assert requests == [address for _, address in opened]
-    assert all(fits), "the page must not scroll sideways"
+    with opening(browser, size) as open_file:
+        yield lambda name: open_file(reports[name])
 
 
 @pytest.fixture
@@ -140,10 +121,5 @@ def test_dark_can_be_chosen(page):
 
 
 def test_tab_reaches_the_table_and_the_panels(page):
-    page.locator("body").press("Tab")
-    assert page.evaluate("document.activeElement.className") == "skip"
-    reached = set()
-    for _ in range(45):
-        page.keyboard.press("Tab")
-        reached.add(page.evaluate("document.activeElement.closest('section, header')?.id"))
+    reached = reached_by_tab(page, 45, "id")
     assert {"table-section", "curves-section", "clients-section", "costs-section", "sweeps-section"} <= reached

@@ -45,7 +45,7 @@ class BatchedEngine(Engine):
         self._largest: Counter[int] = Counter()
         self._trainers: list[tuple[Slots, Any, Trainer]] = []
         self._judges: list[tuple[Slots, tuple[str, ...], Judge]] = []
-        self._ahead: dict[tuple[int, int, int, str], Plan] = {}
+        self._plans: dict[tuple[int, int, int, str, int, bool], Plan] = {}
 
     @property
     def trainers(self) -> list[Trainer]:
@@ -224,19 +224,22 @@ class BatchedEngine(Engine):
         return [{name: next(made) for name in turn.state} for turn in turns]
 
     def _plan(self, turn: Turn, round_: Round, phase: Phase) -> Plan:
-        key = (round_.index, turn.run, turn.client, phase.subset)
-        if key in self._ahead:
-            return self._ahead.pop(key)
+        key = (round_.index, turn.run, turn.client, phase.subset, phase.epochs, phase.augment.active)
+        if key not in self._plans:
+            self._plans[key] = self._made(turn, round_, phase)
+        return self._plans[key]
+
+    def _made(self, turn: Turn, round_: Round, phase: Phase) -> Plan:
         setting = self.settings[turn.run]
         return plan(setting.seed, round_.index, turn.client, setting.subsets(turn.client)[phase.subset], phase)
 
     def _look_ahead(self, round_: Round, turns: Sequence[Turn]) -> None:
         """Make the plans of a round that is still to come, while the device works on this one."""
-        self._ahead = {}
+        self._plans = {}
         for turn in turns:
             if self._spec(turn) in self._family_of:
                 for phase in self.setting.method.phases(self.setting.training, turn.earlier):
-                    self._ahead[round_.index, turn.run, turn.client, phase.subset] = self._plan(turn, round_, phase)
+                    self._plan(turn, round_, phase)
 
     def _trainer(self, slots: Slots, phase: Phase) -> Trainer:
         for known_slots, kind, trainer in self._trainers:

@@ -19,6 +19,13 @@ function fill(node, attributes, children) {
 const el = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
 const draw = (tag, attributes = {}, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 const byId = (id) => document.getElementById(id);
+
+/** The answer at the top of a page: its title, a sentence or two, and cards, each made by `card`. */
+function showAnswer({ title, lead, cards }, card) {
+  byId("answer").textContent = title;
+  byId("lead").textContent = lead;
+  byId("cards").replaceChildren(...cards.map(card));
+}
 const many = (number) => number.toLocaleString("en");
 const percent = (share) => `${(100 * share).toFixed(1)} %`;
 const points = (share) => `${share > 0 ? "+" : share < 0 ? "−" : ""}${Math.abs(100 * share).toFixed(1)}`;

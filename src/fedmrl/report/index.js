@@ -196,10 +196,7 @@ function makeRepeat() {
 
 function showProtocol(protocol) {
   state.protocol = protocol;
-  const answer = data.answers[protocol];
-  byId("answer").textContent = answer.title;
-  byId("lead").textContent = answer.lead;
-  byId("cards").replaceChildren(...answer.cards.map(card));
+  showAnswer(data.answers[protocol], card);
   byId("protocol-says").textContent = `${data.protocols[protocol].says} N: clients; C: the share of them in a round.`;
   if (state.kind) showTable();
   if (data.curves.length) showCurves();

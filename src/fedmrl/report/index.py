@@ -1,6 +1,6 @@
 """The page of a reproduction: one HTML file that says whether the paper's claims hold, made from measured cells alone.
 
-`index.html` is its frame and `index.js` fills it from the data made here. Cells that are missing are said, never an error.
+`index.html` has its sections and `index.js` fills them from the data made here. Cells that are missing are said, no error.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ from fedmrl import __version__
 from fedmrl.files import write_whole
 from fedmrl.report.grid import Entry, Grid
 from fedmrl.report.outcomes import TITLES, Column, Kind, Outcome, Outcomes, dataset_title
-from fedmrl.report.page import NO_BREAK, filled, time_said
+from fedmrl.report.page import NO_BREAK, filled
 from fedmrl.report.page import PROTOCOLS as PROTOCOL_WORDS
 from fedmrl.report.paper_figures import MODES, PAPER_GAINS, SWEEPS, Gains, Values, curve_values, gains
 from fedmrl.report.paper_tables import (
@@ -29,6 +29,7 @@ from fedmrl.report.paper_tables import (
     printed_margin,
     signed,
 )
+from fedmrl.report.tables import time_said
 from fedmrl.reproduce.cells import PROTOCOLS, Cell, Protocol, hash_of
 from fedmrl.reproduce.experiments import EXPERIMENTS, METHOD_ORDER, Scale, Wanted, wanted
 
@@ -63,7 +64,7 @@ def index(cells: Sequence[Cell], scale: Scale) -> str:
     data = index_data(cells, scale)
     answer = data["answers"]["fair"]
     words = {"title": answer["title"], "lead": answer["lead"], "facts": data["facts"]}
-    return filled("index.html", data, scripts=["charts.js", "index.js"], words=words)
+    return filled("index", data, {"brand": "reproduction", **words})
 
 
 def index_data(cells: Sequence[Cell], scale: Scale) -> Data:

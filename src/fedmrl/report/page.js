@@ -27,10 +27,7 @@ const curves = lineChart(byId("curves"), {
 
 function showProtocol(protocol) {
   state.protocol = protocol;
-  const answer = data.answers[protocol];
-  byId("answer").textContent = answer.title;
-  byId("lead").textContent = answer.lead;
-  byId("cards").replaceChildren(...answer.cards.map(card));
+  showAnswer(data.answers[protocol], card);
   byId("protocol-says").textContent = data.protocols[protocol].says;
   curves.show(data.series.map((one, colour) => ({ name: one.name, colour, ...one.curves[protocol] })));
   showTargets();

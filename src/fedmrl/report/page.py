@@ -1,7 +1,7 @@
 """A page that shows runs to people: one HTML file that needs nothing but a browser.
 
-`page.html` is the page's frame and `page.js` fills it from the data made here; `page.css` and `charts.js` hold what any page
-can use.
+`page.html` has its sections and `page.js` fills them from the data made here; `frame.html`, `page.css` and `charts.js` are what
+any page is made with.
 """
 
 import html
@@ -57,18 +57,24 @@ def page(series: Sequence[Series], left_out: Sequence[str] = ()) -> str:
     data = page_data(series, left_out)
     answer = data["answers"]["fair"]
     words = {"title": answer["title"], "lead": answer["lead"], "facts": data["facts"]}
-    return filled("page.html", data, scripts=["charts.js", "page.js"], words=words)
+    return filled("page", data, {"brand": "report", **words})
 
 
-def filled(frame: str, data: Mapping[str, Any], scripts: Sequence[str], words: Mapping[str, str]) -> str:
-    """A page's frame with its style, its scripts, its data, and words that are there before any script runs."""
+def filled(page: str, data: Mapping[str, Any], words: Mapping[str, str]) -> str:
+    """The frame of any page with the named one's sections, scripts, data, and words that are there before a script runs."""
+    safe = {name: html.escape(_text(word)) for name, word in words.items()}
     parts = {
+        **safe,
+        "main": _put_into(_packaged(f"{page}.html"), safe),
         "style": _packaged("page.css"),
-        "script": "\n".join(_packaged(name) for name in scripts),
+        "script": "\n".join(_packaged(name) for name in ("charts.js", f"{page}.js")),
         "data": embedded(data),
-        **{name: html.escape(_text(word)) for name, word in words.items()},
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _packaged(frame))
+    return _put_into(_packaged("frame.html"), parts)
+
+
+def _put_into(frame: str, parts: Mapping[str, str]) -> str:
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], frame)
 
 
 def embedded(data: Any) -> str:
@@ -362,7 +368,7 @@ def _totals(one: Series) -> dict[str, Any]:
             "bytes": amount(sent, "B"),
             "parameters": amount(_sent(one, what="parameters"), ""),
             "flops": amount(flops, "FLOP"),
-            "time": time_said(float(np.mean([sum(run.summary.seconds.values()) for run in one.runs]))),
+            "time": tables.time_said(float(np.mean([sum(run.summary.seconds.values()) for run in one.runs]))),
         },
     }
 
@@ -422,15 +428,3 @@ def amount(value: float, unit: str) -> str:
 
 def _number_of(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def time_said(seconds: float) -> str:
-    """A time that can be read at a glance.
-
-    >>> time_said(4.21), time_said(200), time_said(9000)
-    ('4.2 s', '3 min 20 s', '2 h 30 min')
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

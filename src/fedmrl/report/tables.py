@@ -88,6 +88,18 @@ def amount(value: float, unit: str) -> str:
     return f"{value:.3g} {unit}"
 
 
+def time_said(seconds: float) -> str:
+    """A time that can be read at a glance.
+
+    >>> time_said(4.21), time_said(200), time_said(9000)
+    ('4.2 s', '3 min 20 s', '2 h 30 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table."""
     lines = ["| " + " | ".join(row) + " |" for row in [columns, ["---"] * len(columns), *rows]]
