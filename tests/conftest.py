@@ -3,14 +3,12 @@
 import os
 from pathlib import Path
 
-os.environ.setdefault(
-    "TRITON_INTERPRET", "1"
-)  # GPU kernels are run by Triton's interpreter, which must know before it is loaded
-
 import hypothesis
 import pytest
 import torch
 
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # GPU kernels are then run by Triton's interpreter
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("fedmrl", deadline=None, max_examples=25, derandomize=True)
 hypothesis.settings.load_profile("fedmrl")

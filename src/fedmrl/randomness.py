@@ -6,9 +6,12 @@ So a run resumes bit for bit, every engine sees the same batches, and a client c
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import RLock
 
 import numpy as np
 import torch
+
+_ALONE = RLock()  # torch's generator is one for all threads
 
 
 def generator(seed: int, purpose: str, *key: int) -> np.random.Generator:
@@ -25,8 +28,24 @@ def generator(seed: int, purpose: str, *key: int) -> np.random.Generator:
 
 @contextmanager
 def torch_seeded(seed: int, purpose: str, *key: int) -> Iterator[None]:
-    """Inside, torch's own draws (initial weights, dropout) come from the key; outside, its state is untouched."""
+    """Inside, torch's own draws (dropout, a model's) come from the key; outside, its state is untouched."""
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(int(generator(seed, purpose, *key).integers(2**63)))
+    with _ALONE, torch.random.fork_rng(devices=devices):
+        torch.manual_seed(_drawn(seed, purpose, *key))
         yield
+
+
+@contextmanager
+def host_seeded(seed: int, purpose: str, *key: int) -> Iterator[None]:
+    """The same for what is drawn on the host alone. A GPU is not touched, so that another thread may do it at any time."""
+    with _ALONE:
+        before = torch.get_rng_state()
+        torch.default_generator.manual_seed(_drawn(seed, purpose, *key))
+        try:
+            yield
+        finally:
+            torch.set_rng_state(before)
+
+
+def _drawn(seed: int, purpose: str, *key: int) -> int:
+    return int(generator(seed, purpose, *key).integers(2**63))

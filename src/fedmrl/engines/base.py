@@ -15,7 +15,7 @@ from fedmrl.errors import UserError
 from fedmrl.messages import Tensors
 from fedmrl.methods import ClientNet, Method, Round, Task
 from fedmrl.models import ModelSpec, SharedSpec
-from fedmrl.randomness import generator, torch_seeded
+from fedmrl.randomness import generator, host_seeded
 from fedmrl.training import Training
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
@@ -62,13 +62,14 @@ class Setting:
     def fresh_net(self, client: int | None) -> ClientNet:
         """A client's net with its first weights, drawn for it alone; None: one of client 0's kind, drawn for the server.
 
+        They are drawn on the host, whatever the device is, so that they are the same everywhere.
         So a client that joins late starts as it would have started in the first round.
         """
         like = client or 0
         labels = self.data.y[self.splits[like].train]
         held_C = torch.from_numpy(np.bincount(labels, minlength=len(self.data.classes)) > 0)
         task = Task(self.data.shape, len(self.data.classes), self.small, held_C)
-        with torch_seeded(self.seed, "weights", *([] if client is None else [client])):
+        with host_seeded(self.seed, "weights", *([] if client is None else [client])):
             net = self.method.build(self.models[like].build(task.shape, task.classes), task)
         return net.to(device=self.device, dtype=self.dtype)
 

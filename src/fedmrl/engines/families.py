@@ -90,6 +90,10 @@ class _Trial:
         # Of a client that is new and of one that is not.
         both = [phase for earlier in (0, 1) for phase in setting.method.phases(training, earlier)]
         self.phases = [phase for number, phase in enumerate(both) if phase not in both[:number]]
+        self._sums: dict[ModelSpec, dict[str, torch.Size]] = {}
+        """Of what a loss adds up, by kind."""
+        self._saved: dict[ModelSpec, int] = {}
+        """How many numbers the backward pass of one sample needs, at most."""
 
     def _net(self, spec: ModelSpec) -> ClientNet:
         net = self.setting.fresh_net(self.client_of[spec])
@@ -151,14 +155,24 @@ class _Trial:
         return [spec for spec in specs if agree[spec]]
 
     def _alone(self, spec: ModelSpec, phase: Phase) -> Tensors:
-        """One client's loss, sums and gradients by itself, on the rows that are not padding."""
+        """One client's loss, sums and gradients by itself, on the rows that are not padding. What they take is noted."""
         net = self.nets[spec]
         net.learn(phase.lr)
         before = {name: buffer.clone() for name, buffer in net.named_buffers()}
         parameters = {name: p for name, p in net.named_parameters() if p.requires_grad}
         rows = self.mask_B > 0
-        outcome = phase.loss(net, Batch(self.x[rows], self.y_B[rows]))
+        weights, saved = {p.untyped_storage().data_ptr() for p in net.parameters()}, 0
+
+        def count(tensor: Tensor) -> Tensor:
+            nonlocal saved
+            saved += 0 if tensor.untyped_storage().data_ptr() in weights else tensor.numel()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            outcome = phase.loss(net, Batch(self.x[rows], self.y_B[rows]))
         value, sums = outcome if isinstance(outcome, tuple) else (outcome, {})
+        self._sums.setdefault(spec, {}).update({name: tensor.shape for name, tensor in sums.items()})
+        self._saved[spec] = max(self._saved.get(spec, 0), saved // int(rows.sum()))
         for name, buffer in net.named_buffers():
             if not torch.equal(buffer, before[name]):
                 raise ValueError(f"{name} changes as it trains")
@@ -189,43 +203,20 @@ class _Trial:
 
     def family(self, specs: Sequence[ModelSpec]) -> Family:
         """The family of these kinds, on the device and in the precision of the run."""
-        sums = {
-            spec: {
-                name.removesuffix(" (sum)"): tensor.shape
-                for phase in self.phases
-                for name, tensor in self._alone(spec, phase).items()
-                if name.endswith(" (sum)")
-            }
-            for spec in specs
-        }
         net = self._called(specs[0]).to(device=self.target.device, dtype=self.target.dtype)
         shapes = self._shapes(specs)
         numbers = sum(shape.numel() for shape in shapes.values())
         bytes_of = torch.finfo(self.target.dtype).bits // 8
         widest = max(specs, key=lambda spec: size(all_tensors(self.nets[spec])).parameters)
-        return Family(net, tuple(specs), shapes, sums, _COPIES * numbers * bytes_of, _COPIES * self._saved(widest) * bytes_of)
-
-    def _saved(self, spec: ModelSpec) -> int:
-        """How many numbers the backward pass of one sample needs."""
-        saved, weights = 0, {p.untyped_storage().data_ptr() for p in self.nets[spec].parameters()}
-
-        def count(tensor: Tensor) -> Tensor:
-            nonlocal saved
-            saved += 0 if tensor.untyped_storage().data_ptr() in weights else tensor.numel()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-            for phase in self.phases:
-                self._alone(spec, phase)
-        return saved // int(self.mask_B.sum())
+        sums = {spec: self._sums[spec] for spec in specs}
+        return Family(net, tuple(specs), shapes, sums, _COPIES * numbers * bytes_of, _COPIES * self._saved[widest] * bytes_of)
 
 
 def _same(together: Mapping[str, Tensor], alone: Mapping[str, Tensor]) -> bool:
     """Whether they agree, and padding stayed exactly zero. A score that cannot be predicted is minus infinity in both."""
     for name, tensor in together.items():
         inside = corner(alone[name].shape)
-        outside = tensor.clone()
-        outside[inside] = 0
-        if outside.any() or not torch.allclose(tensor[inside], alone[name], rtol=1e-9, atol=1e-11):
+        outside = tensor.count_nonzero() - tensor[inside].count_nonzero()
+        if outside or not torch.allclose(tensor[inside], alone[name], rtol=1e-9, atol=1e-11):
             return False
     return together.keys() == alone.keys()

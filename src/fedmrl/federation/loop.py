@@ -13,6 +13,7 @@ from fedmrl.engines import Engine, Outcome, Right, Setting, Turn, check_engine, 
 from fedmrl.errors import DivergedError, InterruptedRun, UserError
 from fedmrl.federation import summary as summaries
 from fedmrl.federation.checkpoint import Snapshot
+from fedmrl.federation.first import FirstNets
 from fedmrl.federation.folder import RunFolder, refuse_used
 from fedmrl.federation.setup import prepare, schedule
 from fedmrl.federation.stopwatch import Stopwatch
@@ -129,7 +130,7 @@ def run_seeds(
             done |= dict(zip(left, together(working, federations, on_round or (lambda _: None)), strict=True))
         finally:
             for federation in federations:
-                federation.store.close()
+                federation.close()
     return [done[number] for number in range(len(seeds))]
 
 
@@ -205,6 +206,14 @@ class Federation:
         self.now = (folder.load(self.store) if folder else None) or Snapshot(0, self.start)
         self._check_fits(self.now)
         self._unjoined: dict[int, Kept] = {}
+        wanted = dict.fromkeys([*(client for clients in who for client in clients), *range(recipe.clients)])
+        ahead = self.engine.runs_ahead and self.store.where != "disk"
+        self._first = FirstNets(setting, [k for k in wanted if k not in self.now.states], ahead=ahead)
+
+    def close(self) -> None:
+        """What runs beside it ends, and the store."""
+        self._first.close()
+        self.store.close()
 
     def _check_fits(self, snapshot: Snapshot) -> None:
         """A state that was loaded must be one of the client's model."""
@@ -295,7 +304,7 @@ class Federation:
             return self.store.load(states[client])
         if client in self._unjoined:
             return self.store.load(self._unjoined[client])
-        net = self.setting.fresh_net(client)
+        net = self._first.take(client)
         self.method.receive(net, self.method.answer(self.start, client, None))
         state = copy(net.state_dict())
         if self.store.where != "disk":  # there it would be written as slowly as it is made anew
