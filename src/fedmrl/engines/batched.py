@@ -316,7 +316,8 @@ def _next_phase(left: Sequence[Sequence[Phase]]) -> Phase:
 
 def _finite(slots: Slots) -> Tensor:
     """Whether all of a client's weights are finite. A buffer need not be: it may be a mask."""
-    tensors = [slots.tensors[name] for name, _ in slots.family.net.named_parameters()]
+    learned = {*slots.packs, *(name for name, _ in slots.family.net.named_parameters())}
+    tensors = [leaf for name, leaf in slots.leaves.items() if name in learned]
     # A sum is not finite wherever a term is not; that of finite terms may overflow, but not in 64 bits.
     sums_K = torch.stack([tensor.reshape(slots.count, -1).sum(dim=1, dtype=torch.float64) for tensor in tensors]).sum(dim=0)
     return torch.isfinite(sums_K).double()

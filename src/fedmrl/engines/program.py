@@ -7,12 +7,14 @@ word from the host in between.
 Legend of shapes: S steps, K clients, B batch, E epochs, N a client's samples.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -182,17 +184,17 @@ class Trainer:
         self.net = slots.family.net
         self.net.learn(phase.lr)
         batch = schedule.gather(schedule.fed)
-        used = _used(self.net, phase, batch)
-        self.parts = {part: [name for name in used if name.startswith(f"{part}.")] for part in phase.lr}
-        learned = {name: slots.tensors[name] for name in used}
-        fixed = {name: tensor for name, tensor in slots.tensors.items() if name not in learned}
+        self._used = _used(self.net, phase, batch)
+        self._stretches = list(_stretches(slots, phase, self._used))
+        learned = {stretch.leaf: slots.leaves[stretch.leaf] for stretch in self._stretches}
+        fixed = {name: tensor for name, tensor in slots.tensors.items() if name not in slots.unpacked(learned)}
         K, like = slots.count, schedule.fed["mean"]
         with numerics(runner.precision, runner.device):
-            _, _, sums = gradients(self.net, phase.loss, learned, fixed, *batch[:3])
+            _, _, sums = self._gradients(learned, fixed, *batch[:3])
         self.state: dict[str, Any] = {
             "learned": learned,
             "fixed": fixed,
-            "velocity": {name: torch.zeros_like(tensor) for name, tensor in learned.items()} if phase.momentum else {},
+            "velocity": {name: torch.zeros_like(leaf) for name, leaf in learned.items()} if phase.momentum else {},
             "rates": {part: like.new_zeros(K) for part in phase.lr},
             **{what: like.new_zeros(K) for what in ("momentum", "weight_decay", "clip")},
             "sums_from": torch.zeros(K, dtype=torch.int64, device=like.device),
@@ -244,24 +246,31 @@ class Trainer:
 
     def _step(self, state: Any, x: Tensor, y_KB: Tensor, mask_KB: Tensor, number: Tensor) -> None:
         """One step of every client that has samples in it; the others stay exactly as they are."""
-        of_each, losses_K, added = gradients(self.net, self.phase.loss, state["learned"], state["fixed"], x, y_KB, mask_KB)
+        of_each, losses_K, added = self._gradients(state["learned"], state["fixed"], x, y_KB, mask_KB)
         count_K = mask_KB.sum(dim=1)
         active_K = count_K > 0
-        for part, names in self.parts.items():
-            self._update(state, part, {name: of_each[name] for name in names}, active_K)
+        for part in self.phase.lr:
+            self._update(state, part, {s: s.gradient(of_each) for s in self._stretches if s.part == part}, active_K)
         state["total"].add_(losses_K.double() * count_K.double())
         counted_K = number >= state["sums_from"]
         for name, value in added.items():
             state["sums"][name].add_(value * _spread(counted_K, value).to(value.dtype))
 
-    def _update(self, state: Any, part: str, of_each: Tensors, active_K: Tensor) -> None:
+    def _gradients(
+        self, leaves: Tensors, fixed: Tensors, x: Tensor, y_KB: Tensor, mask_KB: Tensor
+    ) -> tuple[Tensors, Tensor, Sums]:
+        tensors = self.slots.unpacked(leaves)
+        learned = {name: tensors.pop(name) for name in self._used}
+        return gradients(self.net, self.phase.loss, learned, fixed | tensors, x, y_KB, mask_KB)
+
+    def _update(self, state: Any, part: str, of_each: Mapping["_Stretch", Tensor], active_K: Tensor) -> None:
         scale_K = None
         if self.phase.clip is not None and of_each:
             squares = [gradient.double().square().reshape(len(gradient), -1).sum(dim=1) for gradient in of_each.values()]
             norm_K = torch.stack(squares).sum(dim=0).sqrt().to(state["clip"].dtype)
             scale_K = (state["clip"] / (norm_K + 1e-6)).clamp(max=1.0)  # as torch's clip_grad_norm_ has it
-        for name, gradient in of_each.items():
-            value = state["learned"][name]
+        for stretch, gradient in of_each.items():
+            value = stretch.of(state["learned"])
             change = gradient.to(value.dtype)
             if scale_K is not None:
                 change = change * _spread(scale_K, value)
@@ -269,13 +278,64 @@ class Trainer:
                 change = change + _spread(state["weight_decay"], value) * value
             active = _spread(active_K, value)
             if self.phase.momentum:
-                velocity = state["velocity"][name]
+                velocity = stretch.of(state["velocity"])
                 change = _spread(state["momentum"], value) * velocity + change
                 velocity.copy_(torch.where(active, change, velocity))
             new = value - _spread(state["rates"][part], value) * change
-            if name in self.phase.bounds:
-                new = new.clamp(*self.phase.bounds[name])
+            if stretch.bounds:
+                new = new.clamp(*stretch.bounds)
             value.copy_(torch.where(active, new, value))
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """What is updated as one: a tensor of its own, a pack, or the tensors of a pack from one place to another."""
+
+    leaf: str
+    part: str
+    members: tuple[str, ...]
+    bounds: tuple[float, float] | None
+    columns: tuple[int, int] | None
+    """Of a pack, which of its columns; None: all of them."""
+    lengths: tuple[int, ...] = ()
+    """Of a pack, how many columns each member has."""
+
+    def of(self, leaves: Tensors) -> Tensor:
+        """The part of a leaf that this is."""
+        leaf = leaves[self.leaf]
+        return leaf if self.columns is None else leaf[:, slice(*self.columns)]
+
+    def gradient(self, of_each: Tensors) -> Tensor:
+        """Its gradient, from those of its members."""
+        if not self.lengths:
+            return of_each[self.leaf]
+        rows = [of_each[name].reshape(len(of_each[name]), -1) for name in self.members]
+        filled = [F.pad(row, (0, length - row.shape[1])) for row, length in zip(rows, self.lengths, strict=True)]
+        return torch.cat(filled, dim=1)
+
+
+def _stretches(slots: Slots, phase: Phase, used: Sequence[str]) -> Iterator[_Stretch]:
+    """What is learned, in as few pieces as there can be."""
+
+    def kind(name: str) -> tuple[str, tuple[float, float] | None] | None:
+        part = next((part for part in phase.lr if name.startswith(f"{part}.")), None)
+        return (part, phase.bounds.get(name)) if part is not None and name in used else None
+
+    for leaf in slots.leaves:
+        pack = slots.packs.get(leaf)
+        if pack is None:
+            if found := kind(leaf):
+                yield _Stretch(leaf, found[0], (leaf,), found[1], None)
+            continue
+        ends = [*list(pack.starts.values())[1:], pack.length]
+        places = {name: (start, end) for (name, start), end in zip(pack.starts.items(), ends, strict=True)}
+        for found, group in groupby(places, kind):
+            if found:
+                names = tuple(group)
+                columns = (places[names[0]][0], places[names[-1]][1])
+                lengths = tuple(places[name][1] - places[name][0] for name in names)
+                whole = columns == (0, pack.length)
+                yield _Stretch(leaf, found[0], names, found[1], None if whole else columns, lengths)
 
 
 def _rates(phase: Phase) -> list[str]:

@@ -5,6 +5,7 @@ Legend of shapes: K clients, B batch, C classes.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,9 @@ from fedmrl.messages import Tensors
 from fedmrl.methods import Batch, ClientNet, Method
 from fedmrl.models import ModelSpec
 from fedmrl.training import LossFunction, Sums
+
+_SMALL = 65_536  # numbers of a client: a kernel for each tensor of fewer would take longer to start than to run
+_AT_ONCE = 16
 
 
 class _Loss(nn.Module):
@@ -96,12 +100,65 @@ def corner(shape: Sequence[int]) -> tuple[slice, ...]:
     return tuple(slice(0, length) for length in shape)
 
 
+@dataclass(frozen=True)
+class Pack:
+    """Small parameters of one part of a net, of every client side by side in one row: to update them all is one operation.
+
+    Each starts at a multiple of what matrix products read at once; the gaps between them are zeros and stay so.
+
+    >>> pack = Pack({"weight": torch.Size([3, 4]), "bias": torch.Size([3])})
+    >>> pack.starts, pack.length
+    ({'weight': 0, 'bias': 16}, 32)
+    >>> {name: tuple(view.shape) for name, view in pack.views(torch.zeros(5, 32)).items()}
+    {'weight': (5, 3, 4), 'bias': (5, 3)}
+    """
+
+    shapes: Mapping[str, torch.Size]
+
+    @property
+    def starts(self) -> dict[str, int]:
+        """Where each begins."""
+        return dict(zip(self.shapes, accumulate(self._lengths(), initial=0), strict=False))
+
+    @property
+    def length(self) -> int:
+        """Of a client's row."""
+        return sum(self._lengths())
+
+    def _lengths(self) -> list[int]:
+        return [-(-shape.numel() // _AT_ONCE) * _AT_ONCE for shape in self.shapes.values()]
+
+    def views(self, rows_KP: Tensor) -> Tensors:
+        """The parameters themselves, one stack each."""
+        return {
+            name: rows_KP[:, start : start + self.shapes[name].numel()].view(-1, *self.shapes[name])
+            for name, start in self.starts.items()
+        }
+
+
+def packed(net: nn.Module, shapes: Mapping[str, torch.Size]) -> dict[str, Pack]:
+    """The packs of a net's small parameters, by names of their own."""
+    found: dict[str, dict[str, torch.Size]] = {}
+    for name, parameter in net.named_parameters():
+        if shapes[name].numel() <= _SMALL:
+            found.setdefault(f"small {parameter.dtype} of {name.partition('.')[0]}", {})[name] = shapes[name]
+    return {pack: Pack(members) for pack, members in found.items() if len(members) > 1}
+
+
 class Slots:
     """Room for so many clients of one family: a stacked tensor for each parameter and buffer."""
 
     def __init__(self, family: Family, count: int) -> None:
         self.family, self.count = family, count
-        self.tensors = {name: like.new_zeros(count, *family.shapes[name]) for name, like in all_tensors(family.net).items()}
+        likes = all_tensors(family.net)
+        self.packs = packed(family.net, family.shapes)
+        in_pack = {name for pack in self.packs.values() for name in pack.shapes}
+        self.leaves = {
+            **{name: likes[next(iter(pack.shapes))].new_zeros(count, pack.length) for name, pack in self.packs.items()},
+            **{name: like.new_zeros(count, *family.shapes[name]) for name, like in likes.items() if name not in in_pack},
+        }
+        """What is held in memory: packs, and all tensors that are in none."""
+        self.tensors = self.unpacked(self.leaves)
         self.states: list[Tensors] = []
         """The clients' states that lie in the slots, if they do just as they are."""
         self._places: dict[tuple[int, int], list[_Place]] = {}
@@ -112,7 +169,14 @@ class Slots:
 
     def clear(self) -> None:
         """Zeros everywhere: a narrow client may come where a wide one was."""
-        torch._foreach_zero_(list(self.tensors.values()))
+        torch._foreach_zero_(list(self.leaves.values()))
+
+    def unpacked(self, leaves: Tensors) -> Tensors:
+        """Parameters and buffers by their names, from some of the leaves."""
+        found: Tensors = {}
+        for name, leaf in leaves.items():
+            found |= self.packs[name].views(leaf) if name in self.packs else {name: leaf}
+        return found
 
     def seat(self, net: ClientNet, slot: int) -> None:
         """From now on the net's parameters and buffers are the slot's: what is written to one is written to the other."""
