@@ -391,6 +391,10 @@ def test_reproduce_lists_what_it_would_run_and_runs_it(fedmrl):
     assert "a round, timed" in out
     assert "1 run left" in out
     assert not left_behind()
+    code, _, err = fedmrl("reproduce", "inference", "--quick", "--minutes", "0")
+    assert code == 0
+    assert "the time is up: 1 of 1 cells are left; the same command goes on from here" in err
+    assert not left_behind()
     code, out, err = fedmrl("reproduce", "inference", "--quick")
     assert code == 0, err
     assert "0 of 1 cells are measured" in err

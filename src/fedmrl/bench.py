@@ -112,7 +112,7 @@ def _settings(recipe: Recipe, place: torch.device, data: Dataset, precision: str
     return [prepare(recipe.model_copy(update={"training": training, "seed": s}), place, data=data) for s in numbers]
 
 
-def _turns(recipe: Recipe, settings: Sequence[Setting]) -> list[Turn]:
+def first_turns(recipe: Recipe, settings: Sequence[Setting]) -> list[Turn]:
     """The first round's, of each run."""
     turns = []
     for run, setting in enumerate(settings):
@@ -126,7 +126,7 @@ def _turns(recipe: Recipe, settings: Sequence[Setting]) -> list[Turn]:
 def _reference_states(recipe: Recipe, place: torch.device, data: Dataset) -> dict[str, Any]:
     precision = "fp64" if recipe.training.precision == "fp64" else "fp32"
     settings = _settings(recipe, place, data, precision, 1)
-    turns = _turns(recipe, settings)
+    turns = first_turns(recipe, settings)
     outcomes = ReferenceEngine(*settings).train(Round(0, recipe.rounds), turns)
     for outcome in outcomes:
         if outcome.broken:
@@ -142,7 +142,7 @@ def _measured(
     row: _Row, recipe: Recipe, place: torch.device, data: Dataset, repeats: int, before: Mapping[str, Any]
 ) -> dict[str, Any]:
     settings = _settings(recipe, place, data, row.precision, row.seeds)
-    turns, round_ = _turns(recipe, settings), Round(0, recipe.rounds)
+    turns, round_ = first_turns(recipe, settings), Round(0, recipe.rounds)
     started = time.perf_counter()
     engine = _engine(row, settings)
     raw = engine.trained(round_, turns)

@@ -1,11 +1,13 @@
 """The command line: run, compare, report, reproduce, bench; and what there is: partition, models, methods, recipes, data."""
 
 import json
+import math
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -328,6 +330,9 @@ def reproduce(
     seeds: Annotated[str | None, typer.Option(help="which seeds, separated by commas; else those of the tables")] = None,
     out_dir: Annotated[Path | None, typer.Option("--out", help="else results/paper, or results/quick")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="how many runs at once, each a process of its own")] = 1,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="stop after so long; the same command then goes on from there")
+    ] = None,
     report: Annotated[bool, typer.Option(help="write tables, figures and the page at the end")] = True,
     device: Device = "auto",
     engine: EngineName = "auto",
@@ -337,7 +342,7 @@ def reproduce(
     from fedmrl.reproduce.measure import measure_all, missing
     from fedmrl.reproduce.search import find
 
-    scale = QUICK if quick else PAPER
+    started, scale = time.monotonic(), QUICK if quick else PAPER
     folder = out_dir or Path("results") / scale.name
     found = find(what, scale)
     if seeds is not None:
@@ -353,13 +358,22 @@ def reproduce(
     def watch(one: Wanted) -> Any:
         return watching(err, f"{one.name}, {_plural('seed', one.seeds)}", one.recipe.rounds)
 
+    until = math.inf if minutes is None else started + 60 * minutes
+    ends = measure_all(left, folder, jobs=jobs, quick=quick, device=device, engine=engine, watch=watch, until=until)
     try:
-        for line in measure_all(left, folder, jobs=jobs, quick=quick, device=device, engine=engine, watch=watch):
-            _notice(line)
+        with closing(ends):
+            for ended in ends:
+                _notice(f"{ended.name}: {ended.said}; {time_said(ended.seconds_left)} left")
     except (InterruptedRun, KeyboardInterrupt):
         _end("stopped; the same command goes on from here", 130)
+    unmeasured, time_is_up = missing(found, folder), time.monotonic() >= until
+    if unmeasured:
+        why = "the time is up" if time_is_up else "some runs failed"
+        _notice(f"{why}: {len(unmeasured)} of {len(found)} cells are left; the same command goes on from here")
     if report:
         _print_reproduction(folder, scale)
+    if unmeasured and not time_is_up:
+        raise typer.Exit(1)
 
 
 def _print_plan(found: Sequence[Wanted], left: Sequence[Wanted], clock: Clock) -> None:
@@ -390,6 +404,8 @@ def _print_reproduction(folder: Path, scale: Scale) -> None:
     from fedmrl.reproduce.cells import read_cells
 
     cells = read_cells(folder)
+    if not cells:
+        return
     for cell in cells:
         if cell.diverged:
             _notice(f"{cell.setting}/{cell.variant}, seed {cell.seed}: {cell.diverged['reason']}")

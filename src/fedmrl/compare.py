@@ -1,7 +1,6 @@
 """Several methods in one setting: the same split, the same seeds, side by side."""
 
 import json
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -89,10 +88,9 @@ def compare(
         with watch(name) if watch else nullcontext() as on_round:
             run_seeds(
                 recipes[name], seeds, outs=own, resume=goes_on, device=device, engine=engine, store=store, data=data,
-                on_round=on_round, on_notice=tell,
+                keep=False, on_round=on_round, on_notice=tell,  # states are large, and a comparison has no use for them
             )  # fmt: skip
         for folder in own:
-            shutil.rmtree(folder / "checkpoint", ignore_errors=True)  # large, and a comparison has no use for it
             summary = json.loads((folder / "summary.json").read_text())
             summaries[name].append(summary)
             if summary["status"] == "finished":

@@ -167,3 +167,14 @@ def test_the_checkpoint_holds_the_newest_files_only(tmp_path):
     ]
     loaded = Checkpoint(tmp_path).load(DeviceStore(torch.device("cpu")))
     assert loaded is not None and torch.equal(loaded.states[1]["w"], two["w"])
+
+
+@pytest.mark.parametrize("store", ["device", "disk"])
+def test_states_that_nobody_wants_are_dropped_at_the_end_and_not_before(tmp_path, store):
+    out, recipe = tmp_path / "run", tiny_recipe("fedmrl")
+    with pytest.raises(InterruptedRun):
+        fedmrl.run_seeds(recipe, [0], outs=[out], keep=False, store=store, on_round=stop_after(2))
+    assert list(out.glob("checkpoint/*.safetensors"))
+    done = fedmrl.run_seeds(recipe, [0], outs=[out], keep=False, store=store, resume=True)[0]
+    assert done.summary["accuracy"] == fedmrl.run(recipe).summary["accuracy"]
+    assert not (out / "checkpoint").exists()

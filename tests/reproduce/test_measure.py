@@ -1,17 +1,20 @@
 """What is missing is measured, what is measured is not, and a stop loses nothing."""
 
 import json
+import time
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 from tiny import tiny_recipe
 
 import fedmrl
-from fedmrl.errors import InterruptedRun
+from fedmrl.errors import InterruptedRun, UserError
 from fedmrl.reproduce import measure as module
 from fedmrl.reproduce.cells import file_of, read_cell, read_cells, write_cell
 from fedmrl.reproduce.experiments import Wanted
 from fedmrl.reproduce.measure import Clock, measure, measure_all, missing, samples_of
+from fedmrl.reproduce.processes import Ended
 
 
 @pytest.fixture(autouse=True)
@@ -85,10 +88,56 @@ def test_a_method_that_diverges_is_a_cell_too(tmp_path):
 
 
 def test_all_are_measured_one_after_another_with_a_line_for_each(tmp_path):
-    lines = list(measure_all([one(), one("standalone")], tmp_path, jobs=1, quick=False, device="cpu", engine="auto"))
-    assert [line.split(":")[0] for line in lines] == ["tiny-n4/fedmrl", "tiny-n4/standalone"]
-    assert lines[1].endswith("0 s left for the others")
+    ends = list(measure_all([one(), one("standalone")], tmp_path, jobs=1, quick=False, device="cpu", engine="auto"))
+    assert [ended.name for ended in ends] == ["tiny-n4/fedmrl", "tiny-n4/standalone"]
+    assert ends[0].seconds_left > ends[1].seconds_left == 0
     assert len(read_cells(tmp_path)) == 2
+
+
+def test_when_the_time_is_up_a_run_stops_after_a_whole_round_and_goes_on_later(tmp_path):
+    todo = [one(), one("standalone")]
+    now = time.monotonic()
+    assert not list(measure_all(todo, tmp_path, jobs=1, quick=False, device="cpu", engine="auto", until=now))
+    assert not (tmp_path / "running").exists(), "nothing is started when there is no time"
+
+    @contextmanager
+    def slow(wanted):
+        yield lambda record: time.sleep(max(0.0, begun + 3 - time.monotonic()))  # the first round outlasts the time
+
+    begun = time.monotonic()
+    options = {"jobs": 1, "quick": False, "device": "cpu", "engine": "auto", "watch": slow}
+    assert not list(measure_all(todo, tmp_path, **options, until=begun + 2.9))
+    log = tmp_path / "running" / "tiny-n4" / "fedmrl-seed-0" / "rounds.jsonl"
+    assert len(log.read_text().splitlines()) == 1
+    assert len(list(measure_all(missing(todo, tmp_path), tmp_path, **options))) == 2
+    assert read_cells(tmp_path)[0].accuracy == fedmrl.run(tiny_recipe("fedmrl")).summary["accuracy"]
+
+
+def test_a_stop_before_the_time_is_up_is_one(tmp_path):
+    @contextmanager
+    def stop(wanted):
+        def on_round(record):
+            raise KeyboardInterrupt
+
+        yield on_round
+
+    with pytest.raises(InterruptedRun):
+        list(measure_all([one()], tmp_path, jobs=1, quick=False, device="cpu", engine="auto", watch=stop))
+
+
+@pytest.mark.parametrize(("code", "said"), [(1, "failed (out of memory)"), (0, "0.0%")])
+def test_of_runs_side_by_side_a_failure_is_told_and_the_others_go_on(tmp_path, monkeypatch, code, said):
+    done = measure(one(), tmp_path)[0]
+    write_cell(tmp_path, done.model_copy(update={"accuracy": {"all": {done.view: {done.mode: {"last": 0.0}}}}}))
+    monkeypatch.setattr(module, "side_by_side", lambda *_: (Ended(name, code, "out of memory") for name in ["tiny-n4/fedmrl"]))
+    ends = measure_all([one()], tmp_path, jobs=2, quick=False, device="cpu", engine="auto")
+    assert [ended.said for ended in ends] == [said]
+
+
+def test_of_runs_side_by_side_a_mistake_ends_them_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "side_by_side", lambda *_: (Ended(name, 2, "no data") for name in ["tiny-n4/fedmrl"]))
+    with pytest.raises(UserError, match="no data"):
+        list(measure_all([one()], tmp_path, jobs=2, quick=False, device="cpu", engine="auto"))
 
 
 def test_an_estimate_is_drawn_from_cells_of_this_device_or_from_a_round(tmp_path, monkeypatch):

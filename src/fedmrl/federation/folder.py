@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 import time
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,8 @@ class RunFolder:
         self.path = path
         self.beside = 0
         """Runs that are made together with this one, and write checkpoints in the same time."""
+        self.keeps = True
+        """Whether clients' states are kept when the run is over; until then they are, so that it can go on."""
         self.checkpoint = Checkpoint(path / "checkpoint")
         self._next_save = 0.0
 
@@ -121,9 +124,16 @@ class RunFolder:
         ended = time.monotonic()
         self._next_save = ended + (ended - started) * (1 + self.beside) / _OVERHEAD
 
+    def save_last(self, snapshot: Snapshot) -> None:
+        """The checkpoint after the last round, if it is kept."""
+        if self.keeps:
+            self.save(snapshot)
+
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """`summary.json`."""
+        """`summary.json`, with which the run is over."""
         write_whole(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+        if not self.keeps:
+            shutil.rmtree(self.checkpoint.folder, ignore_errors=True)
 
     def write_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """`clients.csv`."""

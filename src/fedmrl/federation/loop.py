@@ -82,13 +82,14 @@ def run_seeds(
     store: str = "auto",
     models: Sequence[ModelSpec] | None = None,
     data: Dataset | None = None,
+    keep: bool = True,
     on_round: OnRound | None = None,
     on_notice: OnNotice | None = None,
 ) -> list[Run | DivergedError]:
     """Run a recipe with several seeds as one, each into its folder of `outs`: every run gives what it would give alone.
 
     One that diverges is returned as its error, and the others go on. `on_round` hears the mean over the seeds. What a round
-    takes is that of all of them together, in each one's records.
+    takes is that of all of them together, in each one's records. Without `keep`, clients' states are dropped when all is done.
     """
     check_engine(engine)
     check_store(store)
@@ -123,7 +124,7 @@ def run_seeds(
         for number, who in zip(left, schedules, strict=True):
             folder = folders[number]
             if folder:
-                folder.beside = len(left) - 1
+                folder.beside, folder.keeps = len(left) - 1, keep
             kept = make_store(where, place, folder.checkpoint.folder if folder else None)
             federations.append(Federation(seeded[number], settings[number], who, working, folder, kept, len(federations)))
         try:
@@ -361,7 +362,7 @@ class Federation:
     def finish(self) -> Generator[Asks, Any, Run]:
         """The last evaluation, by every mode, and the summary."""
         if self.folder:
-            self.folder.save(self.now)
+            self.folder.save_last(self.now)
         everyone = range(self.recipe.clients)
         final = yield from self._evaluation(everyone, self.now.states, self.now.server, self.method.modes)
         summary = summaries.summarise(self.recipe, self.setting, self.now, final, self.facts)

@@ -1,27 +1,28 @@
 """Measuring what is missing: runs that survive being stopped, and a cell written for each as soon as it is there."""
 
 import json
+import math
 import shutil
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedmrl.config import load_recipe
 from fedmrl.data import Dataset, sources
 from fedmrl.data.sources import DataName, DataTable
+from fedmrl.errors import InterruptedRun, UserError
 from fedmrl.federation.loop import OnRound, pick_device, run_seeds
 from fedmrl.federation.setup import schedule
 from fedmrl.federation.summary import device_name
 from fedmrl.reproduce.cells import Cell, cell_of, file_of, hash_of, read_cell, read_cells, write_cell
 from fedmrl.reproduce.experiments import Wanted
+from fedmrl.reproduce.processes import side_by_side
 
 _SAMPLES = {"digits": 1_797, "cifar10": 60_000, "cifar100": 60_000}  # so that an estimate needs no data
 Watch = Callable[[Wanted], AbstractContextManager[OnRound]]
@@ -33,6 +34,15 @@ class Estimate:
 
     seconds: float
     source: str
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A run that ended: what it came to, and how long the others should still take."""
+
+    name: str
+    said: str
+    seconds_left: float
 
 
 def missing(wanted: Iterable[Wanted], folder: Path) -> list[Wanted]:
@@ -62,7 +72,7 @@ def measure(
     with watch(one) if watch else nullcontext() as on_round:
         outcomes = run_seeds(
             one.recipe, one.seeds, outs=runs, resume=resume, device=device, engine=engine, data=_data(one.recipe.data.name),
-            on_round=on_round,
+            keep=False, on_round=on_round,
         )  # fmt: skip
     facts = {
         "command": f"fedmrl reproduce {one.name} --seeds {','.join(map(str, one.seeds))}{' --quick' if quick else ''}",
@@ -84,19 +94,34 @@ def measure(
 
 
 def measure_all(
-    left: Sequence[Wanted], folder: Path, *, jobs: int, quick: bool, device: str, engine: str, watch: Watch | None = None
-) -> Iterator[str]:
-    """The same for many; a line for each that ends. With several at once, one keeps the device busy while another starts."""
+    left: Sequence[Wanted],
+    folder: Path,
+    *,
+    jobs: int,
+    quick: bool,
+    device: str,
+    engine: str,
+    watch: Watch | None = None,
+    until: float = math.inf,
+) -> Generator[Measured, None, None]:
+    """The same for many, telling of each as it ends. With several at once, one keeps the device busy while another starts.
+
+    At `until`, by the monotonic clock, what runs is stopped so that it can go on, and nothing more is started.
+    """
+
+    def alone(one: Wanted) -> list[Cell]:
+        return measure(one, folder, quick=quick, device=device, engine=engine, watch=_stopping(watch, until))
+
     started, todo, done = time.monotonic(), sum(map(_work, left)), 0.0
-    ends: Iterator[tuple[Wanted, str]]
     if jobs == 1:
-        ends = ((one, _said(measure(one, folder, quick=quick, device=device, engine=engine, watch=watch))) for one in left)
+        ends = _in_turn(left, until, alone)
     else:
-        ends = _in_processes(left, folder, jobs, ["--device", device, "--engine", engine, *(["--quick"] if quick else [])])
+        options = ["--out", str(folder), "--device", device, "--engine", engine, *(["--quick"] if quick else [])]
+        ends = _in_processes(left, folder, jobs, until, options)
     for one, said in ends:
         done += _work(one)
         rest = (time.monotonic() - started) / done * (todo - done)
-        yield f"{one.name}: {said}, {rest:.0f} s left for the others"
+        yield Measured(one.name, said, rest)
 
 
 def _work(one: Wanted) -> float:
@@ -108,18 +133,50 @@ def _said(cells: Iterable[Cell]) -> str:
     return ", ".join("diverged" if accuracy is None else f"{accuracy:.1%}" for accuracy in found)
 
 
-def _in_processes(left: Sequence[Wanted], folder: Path, jobs: int, options: Sequence[str]) -> Iterator[tuple[Wanted, str]]:
-    def alone(one: Wanted) -> str:
-        asked = ["reproduce", one.name, "--seeds", ",".join(map(str, one.seeds)), "--out", str(folder), "--no-report", *options]
-        ended = subprocess.run([sys.executable, "-m", "fedmrl.cli", *asked], capture_output=True, text=True, check=False)
-        if ended.returncode:
-            return (ended.stderr.strip().splitlines() or ["it ended without a word"])[-1]
-        return _said(read_cell(file_of(folder, one.setting, one.variant, seed)) for seed in one.seeds)
+def _in_turn(left: Sequence[Wanted], until: float, measured: Callable[[Wanted], list[Cell]]) -> Iterator[tuple[Wanted, str]]:
+    for one in left:
+        if time.monotonic() >= until:
+            return
+        try:
+            yield one, _said(measured(one))
+        except InterruptedRun:
+            if time.monotonic() < until:
+                raise
+            return
 
-    with ThreadPoolExecutor(jobs) as pool:
-        futures = {pool.submit(alone, one): one for one in left}
-        for future in as_completed(futures):
-            yield futures[future], future.result()
+
+def _stopping(watch: Watch | None, until: float) -> Watch:
+    """The same, and when the time is up a run is stopped after a whole round."""
+
+    @contextmanager
+    def watching(one: Wanted) -> Iterator[OnRound]:
+        with watch(one) if watch else nullcontext() as heard:
+
+            def on_round(record: Mapping[str, Any]) -> None:
+                if heard:
+                    heard(record)
+                if time.monotonic() >= until:
+                    raise KeyboardInterrupt
+
+            yield on_round
+
+    return watching
+
+
+def _in_processes(
+    left: Sequence[Wanted], folder: Path, jobs: int, until: float, options: Sequence[str]
+) -> Iterator[tuple[Wanted, str]]:
+    by_name = {one.name: one for one in left}
+    commands = {
+        one.name: ["reproduce", one.name, "--seeds", ",".join(map(str, one.seeds)), "--no-report", *options] for one in left
+    }
+    with closing(side_by_side(commands, jobs, until)) as ends:
+        for ended in ends:
+            one = by_name[ended.name]
+            if ended.code == 2:  # a user's mistake, and so one that all the others would meet too
+                raise UserError(ended.said)
+            cells = [read_cell(file_of(folder, one.setting, one.variant, seed)) for seed in one.seeds if not ended.code]
+            yield one, _said(cells) if cells else f"failed ({ended.said})"
 
 
 def _forget_other(path: Path, one: Wanted) -> None:
