@@ -4,7 +4,7 @@ import hashlib
 import os
 import shlex
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -215,4 +215,3 @@ _SOURCES: dict[str, Callable[[DataTable], Source]] = {
     "cifar100": _cifar,
     "arrays": _arrays,
 }
-DATASETS: Sequence[str] = tuple(_SOURCES)

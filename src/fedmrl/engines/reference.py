@@ -21,7 +21,6 @@ from fedmrl.training import Phase, Sums
 
 EVALUATION_BATCH = 128  # samples: with more, what a layer puts out does not fit into a CPU's cache
 Result = TypeVar("Result")
-_BUILDING = threading.Lock()  # first weights are drawn from torch's own generator, of which there is one
 
 
 class ReferenceEngine(Engine):
@@ -81,8 +80,7 @@ class ReferenceEngine(Engine):
         spec = setting.models[turn.client]
         nets: dict[ModelSpec, ClientNet] = self._own.__dict__.setdefault("nets", {})
         if spec not in nets:
-            with _BUILDING:
-                nets[spec] = self._laid_out(setting.fresh_net(turn.client))
+            nets[spec] = self._laid_out(setting.fresh_net(turn.client))
         nets[spec].load_state_dict(turn.state)
         return nets[spec]
 
