@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tiny import data_file
 
-from fedmrl.data.sources import DataTable, data_dir, load
+from fedmrl.data.sources import DataTable, data_dir, load, moments
 from fedmrl.errors import UserError
 
 
@@ -100,6 +100,7 @@ def test_real_cifar_has_60000_images_of_its_classes(cifar_dir, name, classes):
     data = load(DataTable(name=name, dir=str(cifar_dir)))
     assert data.x.shape == (60_000, 3, 32, 32) and data.x.dtype == np.uint8 and data.official_train == 50_000
     assert (np.bincount(data.y) == 60_000 // classes).all() and len(data.classes) == classes
+    assert np.array_equal((data.mean, data.std), moments(data.x)), "they are written down as they are measured"
     if name == "cifar10":  # the well-known moments of its training images, to two digits
         np.testing.assert_allclose(data.mean / 255, [0.491, 0.482, 0.447], atol=2e-3)
         np.testing.assert_allclose(data.std / 255, [0.247, 0.243, 0.262], atol=2e-3)

@@ -1,6 +1,7 @@
 """Models that a stack could get wrong: they are stacked and right, run one by one with the reason said, or refused."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from fedmrl import OwnModel, UserError
 from fedmrl.engines.families import families
 from fedmrl.federation.loop import Federation, run_seeds
 from fedmrl.federation.setup import prepare, schedule
+from fedmrl.methods import Standalone
+from fedmrl.models import Split
 
 CPU = torch.device("cpu")
 
@@ -216,3 +219,33 @@ def test_a_resume_that_is_refused_leaves_no_new_folder(tmp_path):
     with pytest.raises(UserError, match="was started with another recipe"):
         run_seeds(other, [5, 0], outs=[tmp_path / "seed-5", tmp_path / "seed-0"], resume=True)
     assert not (tmp_path / "seed-5").exists()
+
+
+@pytest.mark.parametrize(("bounds", "stacks"), [((-0.5, 0.5), 1), ((0.2, 0.6), 2)])
+def test_what_may_not_be_zero_is_not_padded(bounds, stacks):
+    class Bounded(Standalone):
+        def phases(self, training, earlier):
+            return (replace(training.phase(self.loss, self.parts), bounds={"local.header.bias": bounds}),)
+
+    class Header(nn.Module):
+        """Its bias is as long as its representation."""
+
+        def __init__(self, width):
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(torch.ones(4, width)), nn.Parameter(torch.full((width,), 0.4))
+
+        def forward(self, rep_BD):
+            return (rep_BD + self.bias) @ self.weight.T
+
+    class Kind:
+        def __init__(self, width):
+            self.label, self.width = f"width-{width}", width
+
+        def build(self, shape, classes):
+            body = nn.Sequential(nn.Flatten(), nn.Linear(256, self.width), nn.ReLU())
+            return Split(body, Header(self.width), self.width)
+
+    setting = prepare(tiny_recipe("standalone"), CPU, [Kind(3), Kind(5)] * 2)
+    found, loners = families(replace(setting, method=Bounded()))
+    assert len(found) == stacks
+    assert not loners

@@ -1,5 +1,6 @@
 """The batched engine: a round's clients as one program on stacked parameters."""
 
+import gc
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -12,8 +13,9 @@ from torch import Tensor
 from fedmrl.data.plan import Plan, Samples, plan
 from fedmrl.engines.base import Engine, Outcome, Right, Setting, Turn
 from fedmrl.engines.families import families
-from fedmrl.engines.program import Judge, Runner, Schedule, Trainer, Way
+from fedmrl.engines.program import Judge, Schedule, Trainer
 from fedmrl.engines.reference import EVALUATION_BATCH, ReferenceEngine
+from fedmrl.engines.runner import Runner, Way
 from fedmrl.engines.stack import Family, Slots, corner
 from fedmrl.memory import free_bytes
 from fedmrl.messages import Tensors, copies, copy, write
@@ -87,7 +89,8 @@ class BatchedEngine(Engine):
         """See `Engine.evaluate`."""
         counts: dict[tuple[int, int], dict[str, dict[str, Tensor]]] = defaultdict(dict)
         for slots, together in self._stacks(turns):
-            judge, plans = self._judge(slots, modes), self._tests(together)
+            judge = self._judge(slots, modes)
+            steps = judge.load(self._tests(together))
             self._seat(slots, together)
             views = ["own"]
             if any(turn.received is not None for turn in together):
@@ -95,7 +98,7 @@ class BatchedEngine(Engine):
             for view in views:
                 if view == "aggregated":
                     self._receive(slots, together)
-                right = judge.run(plans)
+                right = judge.run(steps)
                 for slot, turn in enumerate(together):
                     if view == "own" or turn.received is not None:
                         counts[turn.run, turn.client][view] = {mode: right_K[slot] for mode, right_K in right.items()}
@@ -128,7 +131,7 @@ class BatchedEngine(Engine):
         slots, asked = self._slots.get(id(family), (None, 0))
         wanted = max(wanted, self._largest[id(family)])
         if slots is None or (grow and wanted > asked):
-            # What was made for fewer clients goes first, with all that looks into its memory, so that this is free.
+            # What was made for fewer clients goes first, with all that looks into its memory.
             for spec in family.specs:
                 self._nets.pop(spec, None)
             self._trainers = [known for known in self._trainers if known[0] is not slots]
@@ -141,6 +144,7 @@ class BatchedEngine(Engine):
 
     def _fitting(self, family: Family, wanted: int) -> int:
         """How many clients are trained at once: all, or equal parts of them that fit into memory."""
+        gc.collect()  # programs that were dropped know each other in circles, and hold their memory until they are found
         each = family.bytes_of_client + self.setting.training.batch_size * family.bytes_of_sample
         at_once = max(1, int(_FILLED * free_bytes(self.setting.device) // each))
         chosen = -(-wanted // -(-wanted // at_once))
@@ -253,7 +257,7 @@ class BatchedEngine(Engine):
         try:
             trainer = Trainer(slots, phase, schedule, self._runner())
         except Exception as error:  # a compiler can fail on what runs well without it
-            if self._way != "compiled":
+            if self._way != "compiled" or isinstance(error, torch.OutOfMemoryError):
                 raise
             first = next(iter(str(error).splitlines()), type(error).__name__)
             self.tell(f"a step cannot be compiled here ({first}); it is run as it is, which is slower")

@@ -100,7 +100,7 @@ class _Trial:
         rng = torch.Generator().manual_seed(0)
         with torch.no_grad():  # first weights may be special: a gate that starts closed hides what is behind it
             for parameter in net.parameters():
-                parameter.add_(0.1 * torch.randn(parameter.shape, generator=rng, dtype=parameter.dtype))
+                parameter.add_(torch.empty_like(parameter).uniform_(-0.2, 0.2, generator=rng))
         for buffer in net.buffers(recurse=False):
             # What was received is zero in a fresh net, which would hide how a loss depends on it. A model's own stay.
             if buffer.dtype == torch.bool:
@@ -146,6 +146,7 @@ class _Trial:
             for k, spec in enumerate(specs):
                 together = {"loss": losses_K[k], **{f"{n} (sum)": s[k] for n, s in sums.items()}}
                 agree[spec] &= _same(together | {n: g[k] for n, g in of_each.items()}, self._alone(spec, phase))
+                agree[spec] &= self._within_bounds(spec, phase, stack)
         net.eval()
         for mode in method.modes:
             scores_KBC = scores(net, method, stack, x, mode)
@@ -153,6 +154,12 @@ class _Trial:
                 with torch.no_grad():
                     agree[spec] &= _same({mode: scores_KBC[k]}, {mode: method.predict(self.nets[spec].eval(), self.x, mode)})
         return [spec for spec in specs if agree[spec]]
+
+    def _within_bounds(self, spec: ModelSpec, phase: Phase, stack: Tensors) -> bool:
+        """Whether all that is padded may be zero."""
+        shapes = {name: tensor.shape for name, tensor in all_tensors(self.nets[spec]).items()}
+        padded = (bounds for name, bounds in phase.bounds.items() if stack[name].shape[1:] != shapes[name])
+        return all(low <= 0 <= high for low, high in padded)
 
     def _alone(self, spec: ModelSpec, phase: Phase) -> Tensors:
         """One client's loss, sums and gradients by itself, on the rows that are not padding. What they take is noted."""

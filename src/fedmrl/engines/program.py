@@ -10,106 +10,22 @@ Legend of shapes: S steps, K clients, B batch, E epochs, N a client's samples.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from fedmrl.data.plan import Plan, Samples, augmented, shown
 from fedmrl.engines.base import numerics
-from fedmrl.engines.rounded import Rounded
+from fedmrl.engines.runner import Runner
 from fedmrl.engines.stack import Slots, gradients, scores
 from fedmrl.messages import Tensors
 from fedmrl.methods import Batch, Method
 from fedmrl.training import Augmentation, Phase, Sums
 
-Way = Literal["eager", "captured", "compiled"]
-"""How steps run: as Python calls, replayed from a CUDA graph, or compiled first and then replayed."""
-
-_OPTIONS: dict[str, Any] = {"triton.coalesce_tiling_analysis": False}  # with it, torch 2.11 fails on a step
 _SETTINGS = ("momentum", "weight_decay", "clip")  # of a phase, one value for each client
-_WARM_UP = 3  # steps before a capture, as CUDA graphs ask for
-
-
-@dataclass(frozen=True)
-class Runner:
-    """How and in which precision a program's steps are run."""
-
-    device: torch.device
-    precision: str
-    way: Way
-
-    def prepared(self, gather: Callable[..., Any], fed: Any, step: Callable[..., Any], state: Any) -> Callable[[int], None]:
-        """A function that makes so many steps `step(state, *gather(fed))`; all tensors of `fed` and `state` stay put."""
-        gather_one, step_one = (lambda: gather(fed)), (lambda batch: step(state, *batch))
-        refresh = _nothing
-        if self.way == "compiled":
-            batch = gather(fed)
-            with numerics(self.precision, self.device):
-                gather_code, step_code = _Code(gather, (fed,)), _Code(step, (state, *batch))
-            gather_one, step_one = (lambda: gather_code(fed)), (lambda batch: step_code(state, *batch))
-            refresh = step_code.rounded.refresh
-
-        def one() -> None:
-            step_one(gather_one())  # type: ignore[no-untyped-call]
-
-        if self.way == "eager" or self.device.type != "cuda":
-
-            def eagerly(steps: int) -> None:
-                refresh()
-                with numerics(self.precision, self.device):
-                    for _ in range(steps):
-                        one()
-
-            return eagerly
-        graph = self._captured(one)
-
-        def replayed(steps: int, kept: Any = one) -> None:  # kept: what is compiled may own tensors that the graph reads
-            refresh()
-            for _ in range(steps):
-                graph.replay()
-
-        return replayed
-
-    def _captured(self, one: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        beside.wait_stream(torch.cuda.current_stream())
-        graph = torch.cuda.CUDAGraph()
-        with numerics(self.precision, self.device):
-            with torch.cuda.stream(beside):
-                for _ in range(_WARM_UP):
-                    one()
-            torch.cuda.current_stream().wait_stream(beside)
-            with torch.cuda.graph(graph):
-                one()
-        return graph
-
-
-class _Code:
-    """A function, traced with these arguments and compiled: `vmap` and `grad` are gone by then, and so is all Python."""
-
-    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        from torch.fx.experimental.proxy_tensor import make_fx
-
-        flat, structure = pytree.tree_flatten(arguments)
-
-        def on_flat(*leaves: Tensor) -> list[Tensor]:
-            result, self._shape = pytree.tree_flatten(function(*pytree.tree_unflatten(list(leaves), structure)))
-            return result
-
-        graph = make_fx(on_flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*flat)
-        self.rounded = Rounded(graph, flat)
-        self._code = torch.compile(graph, fullgraph=True, dynamic=False, options=_OPTIONS)
-
-    def __call__(self, *arguments: Any) -> Any:
-        return pytree.tree_unflatten(self._code(*pytree.tree_leaves(arguments), *self.rounded.copies), self._shape)
-
-
-def _nothing() -> None:
-    """Needs no preparation."""
 
 
 class Schedule:
@@ -372,9 +288,13 @@ class Judge:
         slots.family.net.eval()  # what is captured now is what is replayed
         self._advance = runner.prepared(schedule.gather, schedule.fed, self._step, self.state)
 
-    def run(self, plans: Mapping[int, Plan]) -> dict[str, Tensor]:
+    def load(self, plans: Mapping[int, Plan]) -> int:
+        """Take in what the clients in the slots are asked about; says in how many steps."""
+        return self.schedule.load(plans)
+
+    def run(self, steps: int) -> dict[str, Tensor]:
         """For each mode, the number of samples that each slot's client gets right."""
-        steps = self.schedule.load(plans)
+        self.schedule.fed["step"].zero_()
         torch._foreach_zero_(list(self.state["right"].values()))
         self.slots.family.net.eval()
         with torch.no_grad():

@@ -1,5 +1,7 @@
 """Floating-point operations of local training, by torch's own counter on one client."""
 
+from dataclasses import replace
+
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -15,11 +17,19 @@ class FlopCounter:
     """FLOPs of a client's local training in a round. Clients of one kind of model cost the same for each sample."""
 
     def __init__(self, setting: Setting) -> None:
-        self.setting = setting
+        # On the host: it would keep a GPU from its work, and counts shapes, which are the same everywhere.
+        self.setting = replace(setting, device=torch.device("cpu"))
         self._per_sample: dict[tuple[ModelSpec, bool], list[float]] = {}
+        self._per_round: dict[tuple[int, bool], int] = {}
 
     def of_round(self, client: int, earlier: int) -> int:
         """Forward and backward passes over all samples that the client trains on, having taken part `earlier` times."""
+        key = (client, earlier > 0)
+        if key not in self._per_round:
+            self._per_round[key] = self._of_round(client, earlier)
+        return self._per_round[key]
+
+    def _of_round(self, client: int, earlier: int) -> int:
         sizes = {name: len(positions) for name, positions in self.setting.subsets(client).items()}
         phases = self.setting.method.phases(self.setting.training, earlier)
         costs = self.of_sample(client, earlier)
