@@ -13,6 +13,7 @@ import pytest
 from tiny import CNNS, data_file
 
 from fedmrl import cli
+from fedmrl.errors import InterruptedRun
 
 
 def sets(*settings):
@@ -354,6 +355,15 @@ def test_ctrl_c_exits_130_keeps_the_last_whole_round_and_says_how_to_go_on(tmp_p
     assert f"fedmrl: stopped after round {done} of 2000, which is kept; go on with: fedmrl run r --resume" in err
     assert log.read_text().count("\n") == done >= 3
     assert "Traceback" not in err
+
+
+def test_the_way_to_go_on_names_the_device_engine_and_store_that_were_asked_for(fedmrl, monkeypatch):
+    def stop(*_, **__):
+        raise InterruptedRun(1, 2, Path("r"))
+
+    monkeypatch.setattr(cli, "run_seeds", stop)
+    _, _, err = fedmrl("run", "quickstart", "--out", "r", "--device", "cpu", "--engine", "batched", "--store", "host")
+    assert "go on with: fedmrl run r --resume --device cpu --engine batched --store host" in err
 
 
 def test_ctrl_c_before_a_run_has_begun_says_so(fedmrl, monkeypatch):

@@ -4,7 +4,7 @@ from fedmrl.config import Recipe, load_recipe
 from fedmrl.errors import DivergedError, InterruptedRun, UserError
 from fedmrl.federation import Run, run, run_seeds
 from fedmrl.models import OwnModel, Split, split
-from fedmrl.version import VERSION as __version__
+from fedmrl.version import __version__
 
 __all__ = [
     "DivergedError",

@@ -110,7 +110,8 @@ def run(
                 on_round=_both(show, write) if write else show, on_notice=_notice,
             )  # fmt: skip
     except InterruptedRun as stopped:
-        options = "".join(f" --{name} {value}" for name, value in (("engine", engine), ("store", store)) if value != "auto")
+        given = {"device": device, "engine": engine, "store": store}
+        options = "".join(f" --{name} {value}" for name, value in given.items() if value != "auto")
         again = f"fedmrl run {shlex.quote(str(folder))} --resume{options}"
         if several:
             again = f"the same command and --out {shlex.quote(str(folder))} --resume"
@@ -336,6 +337,7 @@ def reproduce(
     report: Annotated[bool, typer.Option(help="write tables, figures and the page at the end")] = True,
     device: Device = "auto",
     engine: EngineName = "auto",
+    at_once: Annotated[int, typer.Option(hidden=True, help="how many such commands share the device")] = 1,
 ) -> None:
     """Measure the paper's tables and figures. What is measured is skipped; a run that was stopped goes on."""
     from fedmrl.reproduce.experiments import PAPER, QUICK
@@ -359,7 +361,9 @@ def reproduce(
         return watching(err, f"{one.name}, {_plural('seed', one.seeds)}", one.recipe.rounds)
 
     until = math.inf if minutes is None else started + 60 * minutes
-    ends = measure_all(left, folder, jobs=jobs, quick=quick, device=device, engine=engine, watch=watch, until=until)
+    ends = measure_all(
+        left, folder, jobs=jobs, quick=quick, device=device, engine=engine, watch=watch, until=until, at_once=at_once
+    )
     try:
         with closing(ends):
             for ended in ends:

@@ -10,7 +10,7 @@ import torch
 from fedmrl.config import Recipe
 from fedmrl.engines import Setting
 from fedmrl.federation.checkpoint import Snapshot
-from fedmrl.version import VERSION
+from fedmrl.version import __version__
 
 STAGES = ("train", "aggregate", "store", "evaluate")
 Accuracies = Mapping[str, Mapping[str, Mapping[int, float]]]
@@ -85,7 +85,7 @@ def facts(recipe: Recipe, setting: Setting, engines: Sequence[str], devices: Seq
 def versions() -> dict[str, str]:
     """Of all that numbers and times depend on."""
     return {
-        "fedmrl": VERSION,
+        "fedmrl": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,

@@ -5,7 +5,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from fedmrl.config import load_recipe
 from fedmrl.data import Dataset, sources
 from fedmrl.data.sources import DataName, DataTable
 from fedmrl.errors import InterruptedRun, UserError
@@ -61,34 +60,35 @@ def _is_measured(one: Wanted, seed: int, folder: Path) -> bool:
 
 
 def measure(
-    one: Wanted, folder: Path, *, quick: bool = False, device: str = "auto", engine: str = "auto", watch: Watch | None = None
+    one: Wanted,
+    folder: Path,
+    *,
+    quick: bool = False,
+    device: str = "auto",
+    engine: str = "auto",
+    watch: Watch | None = None,
+    at_once: int = 1,
 ) -> list[Cell]:
     """Run it with its seeds as one, and write a cell for each. If it was stopped before, it goes on from there."""
-    runs = [folder / "running" / one.setting / f"{one.variant}-seed-{seed}" for seed in one.seeds]
-    for path in runs:
-        _forget_other(path, one)
+    runs = [_running(one, seed, folder) for seed in one.seeds]
     resume = any((path / "config.toml").exists() for path in runs)
-    started = time.monotonic()
     with watch(one) if watch else nullcontext() as on_round:
         outcomes = run_seeds(
             one.recipe, one.seeds, outs=runs, resume=resume, device=device, engine=engine, data=_data(one.recipe.data.name),
             keep=False, on_round=on_round,
         )  # fmt: skip
-    facts = {
-        "command": f"fedmrl reproduce {one.name} --seeds {','.join(map(str, one.seeds))}{' --quick' if quick else ''}",
-        "together": len(one.seeds),
-        "wall_seconds": round(time.monotonic() - started, 1),
-    }
+    command = f"fedmrl reproduce {one.name} --seeds {','.join(map(str, one.seeds))}{' --quick' if quick else ''}"
     cells = []
     for seed, path, outcome in zip(one.seeds, runs, outcomes, strict=True):
         recipe = one.recipe.model_copy(update={"seed": seed})
         written = json.loads((path / "summary.json").read_text())
-        on_what = {name: written[name] for name in ("device", "versions", "engine")}
-        cells.append(cell_of(one.setting, one.variant, recipe, outcome, {**facts, **on_what}))
+        facts = {name: written[name] for name in ("device", "versions", "engine", "together")}
+        facts |= {"command": command, "at_once": at_once, "wall_seconds": round(written["wall_seconds"], 1)}
+        cells.append(cell_of(one.setting, one.variant, recipe, outcome, facts))
         write_cell(folder, cells[-1])
         shutil.rmtree(path, ignore_errors=True)
-    for parent in (runs[0].parent, runs[0].parent.parent):
-        if not any(parent.iterdir()):
+    with suppress(OSError):  # others are running there
+        for parent in runs[0].parents[:2]:
             parent.rmdir()
     return cells
 
@@ -103,20 +103,24 @@ def measure_all(
     engine: str,
     watch: Watch | None = None,
     until: float = math.inf,
+    at_once: int = 1,
 ) -> Generator[Measured, None, None]:
     """The same for many, telling of each as it ends. With several at once, one keeps the device busy while another starts.
 
-    At `until`, by the monotonic clock, what runs is stopped so that it can go on, and nothing more is started.
+    At `until`, by the monotonic clock, what runs is stopped so that it can go on, and nothing more is started. `at_once` says
+    how many run at the same time as seen from outside, if these are some of many.
     """
 
     def alone(one: Wanted) -> list[Cell]:
-        return measure(one, folder, quick=quick, device=device, engine=engine, watch=_stopping(watch, until))
+        stopping = _stopping(watch, until)
+        return measure(one, folder, quick=quick, device=device, engine=engine, watch=stopping, at_once=at_once)
 
     started, todo, done = time.monotonic(), sum(map(_work, left)), 0.0
     if jobs == 1:
         ends = _in_turn(left, until, alone)
     else:
         options = ["--out", str(folder), "--device", device, "--engine", engine, *(["--quick"] if quick else [])]
+        options += ["--at-once", str(min(jobs, len(left)))]
         ends = _in_processes(left, folder, jobs, until, options)
     for one, said in ends:
         done += _work(one)
@@ -179,11 +183,14 @@ def _in_processes(
             yield one, _said(cells) if cells else f"failed ({ended.said})"
 
 
-def _forget_other(path: Path, one: Wanted) -> None:
-    """A run that was stopped under another recipe cannot go on."""
-    config = path / "config.toml"
-    if path.exists() and not (config.is_file() and hash_of(load_recipe(config)) == hash_of(one.recipe)):
-        shutil.rmtree(path)
+def _running(one: Wanted, seed: int, folder: Path) -> Path:
+    """Where a run lies until it is over. One that would give other numbers cannot go on, and is deleted."""
+    name = f"{one.variant}-seed-{seed}"
+    own = folder / "running" / one.setting / f"{name}-{hash_of(one.recipe)}"
+    for other in own.parent.glob(f"{name}-*"):
+        if other != own:
+            shutil.rmtree(other)
+    return own
 
 
 @cache
