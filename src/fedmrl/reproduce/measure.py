@@ -48,15 +48,24 @@ def missing(wanted: Iterable[Wanted], folder: Path) -> list[Wanted]:
     """What is not measured yet, each with the seeds that are still to be run. A cell of another recipe does not count."""
     left = []
     for one in wanted:
-        seeds = tuple(seed for seed in one.seeds if not _is_measured(one, seed, folder))
-        if seeds:
+        there = {cell.seed for cell in measured([one], folder)}
+        if seeds := tuple(seed for seed in one.seeds if seed not in there):
             left.append(replace(one, seeds=seeds))
     return left
 
 
-def _is_measured(one: Wanted, seed: int, folder: Path) -> bool:
-    path = file_of(folder, one.setting, one.variant, seed)
-    return path.is_file() and read_cell(path).hash == hash_of(one.recipe)
+def measured(wanted: Iterable[Wanted], folder: Path) -> list[Cell]:
+    """The cells that there are already."""
+    asked = [(file_of(folder, one.setting, one.variant, seed), hash_of(one.recipe)) for one in wanted for seed in one.seeds]
+    found = [(read_cell(path), expected) for path, expected in asked if path.is_file()]
+    return [cell for cell, expected in found if cell.hash == expected]
+
+
+def forget(wanted: Iterable[Wanted], folder: Path) -> None:
+    """Delete the cells that there are, so that they are measured anew."""
+    for one in wanted:
+        for seed in one.seeds:
+            file_of(folder, one.setting, one.variant, seed).unlink(missing_ok=True)
 
 
 def measure(
@@ -137,12 +146,12 @@ def _said(cells: Iterable[Cell]) -> str:
     return ", ".join("diverged" if accuracy is None else f"{accuracy:.1%}" for accuracy in found)
 
 
-def _in_turn(left: Sequence[Wanted], until: float, measured: Callable[[Wanted], list[Cell]]) -> Iterator[tuple[Wanted, str]]:
+def _in_turn(left: Sequence[Wanted], until: float, run: Callable[[Wanted], list[Cell]]) -> Iterator[tuple[Wanted, str]]:
     for one in left:
         if time.monotonic() >= until:
             return
         try:
-            yield one, _said(measured(one))
+            yield one, _said(run(one))
         except InterruptedRun:
             if time.monotonic() < until:
                 raise
