@@ -200,6 +200,14 @@ def test_bench_prints_a_row_for_each_way_and_writes_them(fedmrl):
     assert written["device"] and "shown" not in written["rows"][0]
 
 
+def test_the_table_of_bench_fits_into_80_columns():
+    from fedmrl.bench import COLUMNS
+
+    table = cli._table("paper/cifar10-n100, fedmrl: 10 clients a round", *COLUMNS)
+    table.add_row("compiled bf16 ×3", "1,234,567", "123.4 ms", "123.4 ms", "123.4 ms", "1e-03")
+    assert cli.Console(width=80).measure(table).maximum <= 80
+
+
 MISTAKES = [
     (["run", "quickstart", "--store", "cloud"], "--store: there is no 'cloud'; choose auto, device, host or disk"),
     (["run", "quickstart", "--engine", "fast"], "--engine: there is no 'fast'; choose auto, reference, batched"),

@@ -181,13 +181,42 @@ def test_of_runs_side_by_side_a_mistake_ends_them_all(tmp_path, monkeypatch):
         list(measure_all([one()], tmp_path, jobs=2, quick=False, device="cpu", engine="auto"))
 
 
-def test_an_estimate_is_drawn_from_cells_of_this_device_or_from_a_round(tmp_path, monkeypatch):
-    timed = []
-    monkeypatch.setattr("fedmrl.bench.measure", lambda *a, **k: timed.append(k) or {"rows": [{"samples_per_second": 100.0}]})
+def a_round(monkeypatch, start=0.0, **seconds):
+    """What timing a round of two clients says."""
+    row = {"clients": 2, "seconds": seconds, "seconds_to_start": start + seconds["train"] + seconds["evaluate"]}
+    monkeypatch.setattr("fedmrl.bench.measure", lambda *_, **__: {"rows": [row]})
+
+
+@pytest.mark.parametrize(
+    ("spent", "seconds"),
+    [
+        ({"start": 7.0}, 7.0),
+        ({"train": 1.0}, 3 * 2 * 2),  # rounds, epochs, of which one was timed, and seeds
+        ({"train": 1.0, "encode": 1.0}, 3 * 2),  # encoding is a part of training that epochs do not multiply
+        ({"aggregate": 1.0}, 3 * 2),
+        ({"evaluate": 1.0}, (2 + 4 + 4 + 4) / 2 * 2),  # the participants, then all in two rounds, and all at the end
+    ],
+)
+def test_an_estimate_by_a_round_counts_all_that_a_run_does(tmp_path, monkeypatch, spent, seconds):
+    a_round(monkeypatch, **{"train": 0.0, "encode": 0.0, "aggregate": 0.0, "evaluate": 0.0, **spent})
     assert samples_of(one()) == pytest.approx(96 * 0.8 / 4 * 2 * 2 * 3)  # samples of a client, participants, epochs, rounds
     guess = Clock(tmp_path, "cpu").estimate(one(seeds=(0, 1)))
     assert guess.source == "a round, timed"
-    assert guess.seconds == pytest.approx(2 * samples_of(one()) / 100)
+    assert guess.seconds == pytest.approx(seconds)
+
+
+def test_an_estimate_is_drawn_from_as_many_seeds_as_one_if_there_are_such(tmp_path):
+    cell = measure(one(), tmp_path)[0]
+    for seed, together, seconds in ((0, 1, 10.0), (1, 3, 12.0), (2, 3, 12.0), (3, 3, 12.0)):
+        told = {"seed": seed, "together": together, "seconds": {"train": seconds}, "wall_seconds": seconds}
+        write_cell(tmp_path, cell.model_copy(update=told))
+    clock = Clock(tmp_path, "cpu")
+    assert clock.estimate(one(seeds=(4,))).seconds == pytest.approx(10, rel=0.1)
+    assert clock.estimate(one(seeds=(4, 5, 6))).seconds == pytest.approx(12, rel=0.1)
+
+
+def test_an_estimate_is_drawn_from_cells_of_this_device_or_from_a_round(tmp_path, monkeypatch):
+    a_round(monkeypatch, train=1.0, encode=0.0, aggregate=0.0, evaluate=0.0)
     cell = measure(one(), tmp_path)[0]
     slow = cell.model_copy(update={"seconds": {"train": 50.0}, "wall_seconds": 60.0})
     write_cell(tmp_path, slow)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from fedmrl.config import Recipe
 from fedmrl.data import Dataset, sources
 from fedmrl.data.sources import DataName, DataTable
 from fedmrl.errors import InterruptedRun, UserError
@@ -215,25 +216,26 @@ class Clock:
         self.place = pick_device(device)
         self.device = device_name(self.place)
         self._cells = [cell for cell in read_cells(folder) if cell.device == self.device and cell.status == "finished"]
-        self._timed: dict[str, float] = {}
+        self._timed: dict[str, _Pace] = {}
 
     def estimate(self, one: Wanted) -> Estimate:
-        """Of all its seeds."""
-        samples = samples_of(one) * len(one.seeds)
+        """Of all its seeds. Cells of as many seeds as one count before others: the more of them, the faster each."""
         same_cell = [cell for cell in self._cells if (cell.setting, cell.variant) == (one.setting, one.variant)]
         same_method = [cell for cell in self._cells if cell.method == one.recipe.method.name]
         for cells, source in ((same_cell, "its other seeds"), (same_method, "other cells of the method")):
             if cells:
-                return Estimate(self._start + samples / float(np.median([_samples_a_second(cell) for cell in cells])), source)
-        return Estimate(samples / self._rate(one), "a round, timed")
+                alike = [cell for cell in cells if cell.together == len(one.seeds)] or cells
+                rate = float(np.median([_samples_a_second(cell) for cell in alike]))
+                return Estimate(self._start + samples_of(one) * len(one.seeds) / rate, source)
+        return Estimate(self._pace(one).seconds(one), "a round, timed")
 
     @property
     def _start(self) -> float:
         """Seconds of a run that are not in its rounds."""
         return float(np.median([max(0.0, cell.wall_seconds - sum(cell.seconds.values())) for cell in self._cells]))
 
-    def _rate(self, one: Wanted) -> float:
-        """Samples a second of this method, by a round of the smallest kind."""
+    def _pace(self, one: Wanted) -> "_Pace":
+        """Of the method, by a round of an epoch of whichever of its runs is asked about first."""
         from fedmrl.bench import measure as timed
 
         method = one.recipe.method.name
@@ -245,15 +247,52 @@ class Clock:
                 recipe, one.name, device=self.place.type, ways=[way], precisions=[training.precision], fused=1, repeats=1,
                 on_noise=recipe.data.name != "digits",
             )  # fmt: skip
-            self._timed[method] = float(result["rows"][0]["samples_per_second"])
+            self._timed[method] = _Pace.of(result["rows"][0], recipe)
         return self._timed[method]
+
+
+@dataclass(frozen=True)
+class _Pace:
+    """Seconds that things take."""
+
+    start: float
+    sample: float
+    """To train on it once."""
+    upload: float
+    """To encode a client's, and to aggregate it."""
+    tested: float
+    """To predict a test sample."""
+
+    @classmethod
+    def of(cls, timed: Mapping[str, Any], recipe: Recipe) -> "_Pace":
+        seconds, clients = timed["seconds"], timed["clients"]
+        train, test = _samples_a_client(recipe)
+        return cls(
+            max(0.0, timed["seconds_to_start"] - seconds["train"] - seconds["evaluate"]),
+            (seconds["train"] - seconds["encode"]) / (clients * train * recipe.training.epochs),
+            (seconds["encode"] + seconds["aggregate"]) / clients,
+            seconds["evaluate"] / (clients * test),
+        )
+
+    def seconds(self, one: Wanted) -> float:
+        """Of all the seeds of a run."""
+        recipe, who = one.recipe, schedule(one.recipe)
+        _, test = _samples_a_client(recipe)
+        of_all = {*range(recipe.evaluation.every, recipe.rounds, recipe.evaluation.every), recipe.rounds}
+        tested = sum(recipe.clients if number in of_all else len(clients) for number, clients in enumerate(who, start=1))
+        each = samples_of(one) * self.sample + sum(map(len, who)) * self.upload
+        return self.start + len(one.seeds) * (each + (tested + recipe.clients) * test * self.tested)
+
+
+def _samples_a_client(recipe: Recipe) -> tuple[float, float]:
+    """To train on and to test with, on average."""
+    each = _SAMPLES[recipe.data.name] / recipe.clients
+    return each * (1 - recipe.partition.test_share), each * recipe.partition.test_share
 
 
 def samples_of(one: Wanted) -> float:
     """How many samples one seed trains on, from first round to last."""
-    recipe = one.recipe
-    turns = sum(map(len, schedule(recipe)))
-    return turns * recipe.training.epochs * _SAMPLES[recipe.data.name] * (1 - recipe.partition.test_share) / recipe.clients
+    return sum(map(len, schedule(one.recipe))) * one.recipe.training.epochs * _samples_a_client(one.recipe)[0]
 
 
 def _samples_a_second(cell: Cell) -> float:
