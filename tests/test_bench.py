@@ -6,7 +6,7 @@ from tiny import CNNS, tiny_recipe
 
 from fedmrl.bench import COLUMNS, measure
 from fedmrl.errors import UserError
-from fedmrl.federation.setup import prepare
+from fedmrl.federation.setup import prepare, schedule
 
 
 @pytest.mark.parametrize("method", ["fedmrl", "fedapen", "fedkd"])
@@ -23,6 +23,7 @@ def test_every_way_is_measured_and_compared_with_the_reference(method):
     for row in result["rows"]:
         assert row["error"] < 1e-9
         assert row["samples_per_second"] > 0
+        assert row["seconds_a_round"] == sum(row["seconds"][what] for what in ("train", "aggregate", "evaluate"))
         assert len(row["shown"]) == len(COLUMNS)
     assert {"train", "encode", "evaluate", "aggregate", "gather", "step"} <= result["rows"][1]["seconds"].keys()
     assert len(heard) == 3
@@ -57,6 +58,14 @@ def test_the_rate_of_steps_counts_all_clients_and_no_padding():
     samples = sum(len(split.train) for split in splits) * recipe.training.epochs
     spent = row["seconds"]["gather"] + row["seconds"]["step"]
     assert row["step_samples_per_second"] * spent == pytest.approx(samples)
+    assert row["samples_per_second"] * row["seconds"]["train"] == pytest.approx(samples)
+
+
+def test_samples_that_a_method_sets_apart_are_not_counted():
+    recipe = tiny_recipe("fedapen", method__adaptability=0.4)
+    (row,) = measure(recipe, "tiny", repeats=1, fused=1, ways=["reference"])["rows"]
+    setting = prepare(recipe, torch.device("cpu"))
+    samples = sum(len(setting.subsets(client)["train"]) for client in schedule(recipe)[0]) * recipe.training.epochs
     assert row["samples_per_second"] * row["seconds"]["train"] == pytest.approx(samples)
 
 

@@ -13,6 +13,7 @@ import pytest
 from tiny import CNNS, data_file
 
 from fedmrl import cli
+from fedmrl.errors import InterruptedRun
 
 
 def sets(*settings):
@@ -98,8 +99,9 @@ def test_a_runs_own_config_gives_the_same_numbers_again(fedmrl):
     fedmrl("run", "one/config.toml", "--out", "two")
     fedmrl("run", "one", "--set", "partition.kind=given", "--set", "partition.file=one/split.json", "--out", "three")
     first, *others = (json.loads(Path(f, "summary.json").read_text()) for f in ("one", "two", "three"))
+    times = ("seconds", "wall_seconds")
     for other in others:
-        assert {k: v for k, v in other.items() if k != "seconds"} == {k: v for k, v in first.items() if k != "seconds"}
+        assert {k: v for k, v in other.items() if k not in times} == {k: v for k, v in first.items() if k not in times}
 
 
 def test_json_is_the_only_thing_on_standard_output(fedmrl):
@@ -196,6 +198,14 @@ def test_bench_prints_a_row_for_each_way_and_writes_them(fedmrl):
     written = json.loads(Path("bench.json").read_text())
     assert [row["way"] for row in written["rows"]] == ["reference", "eager", "eager"]
     assert written["device"] and "shown" not in written["rows"][0]
+
+
+def test_the_table_of_bench_fits_into_80_columns():
+    from fedmrl.bench import COLUMNS
+
+    table = cli._table("paper/cifar10-n100, fedmrl: 10 clients a round", *COLUMNS)
+    table.add_row("compiled bf16 ×3", "1,234,567", "123.4 ms", "123.4 ms", "123.4 ms", "1e-03")
+    assert cli.Console(width=80).measure(table).maximum <= 80
 
 
 MISTAKES = [
@@ -355,6 +365,15 @@ def test_ctrl_c_exits_130_keeps_the_last_whole_round_and_says_how_to_go_on(tmp_p
     assert "Traceback" not in err
 
 
+def test_the_way_to_go_on_names_the_device_engine_and_store_that_were_asked_for(fedmrl, monkeypatch):
+    def stop(*_, **__):
+        raise InterruptedRun(1, 2, Path("r"))
+
+    monkeypatch.setattr(cli, "run_seeds", stop)
+    _, _, err = fedmrl("run", "quickstart", "--out", "r", "--device", "cpu", "--engine", "batched", "--store", "host")
+    assert "go on with: fedmrl run r --resume --device cpu --engine batched --store host" in err
+
+
 def test_ctrl_c_before_a_run_has_begun_says_so(fedmrl, monkeypatch):
     def stop(*_, **__):
         raise KeyboardInterrupt
@@ -406,11 +425,55 @@ def test_reproduce_lists_what_it_would_run_and_runs_it(fedmrl):
     _, out, _ = fedmrl("reproduce", "inference", "--quick", "--dry-run")
     assert "0 runs left" in out
     code, _, err = fedmrl("reproduce", "digits-n20/fedmrl", "--quick", "--no-report")
-    assert "1 of 1 cells are measured" in err
+    assert "1 of 1 cells are measured in results/quick; --again measures them once more" in err
     Path("results/quick/cells/digits-n20/fedmrl-seed-0.json").write_text("{}")
     code, _, err = fedmrl("reproduce", "inference", "--quick")
     assert code == 2
     assert "fedmrl-seed-0.json is not a cell of a reproduction" in err
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """The small reproduction in a round."""
+    from fedmrl.reproduce import experiments
+
+    real = experiments.recipe_of
+    monkeypatch.setattr(experiments, "recipe_of", lambda *asked: real(*asked).model_copy(update={"rounds": 1}))
+
+
+def test_reproduce_again_leaves_what_is_stored_and_stands_beside_it(fedmrl, short):
+    command = ["reproduce", "digits-n5/standalone", "--quick", "--no-report"]
+    assert fedmrl(*command)[0] == 0
+    stored = Path("results/quick/cells/digits-n5/standalone-seed-0.json")
+    before, new = stored.read_bytes(), Path("results/quick/again/cells/digits-n5/standalone-seed-0.json")
+    code, out, _ = fedmrl(*command, "--again", "--dry-run")
+    assert code == 0 and "1 run left" in out and not new.exists()
+    for _ in range(2):  # the second time, too
+        code, out, err = fedmrl(*command, "--again")
+        assert code == 0 and "0 of 1 cells are measured in results/quick/again" in err
+        assert "digits-n5/standalone" in out and "+0.00" in out
+        assert json.loads(new.read_text())["accuracy"] == json.loads(before)["accuracy"]
+    assert stored.read_bytes() == before
+
+
+def test_a_search_ends_in_a_table_and_in_what_to_choose(fedmrl):
+    from synthetic import cell
+
+    from fedmrl.reproduce.cells import hash_of, write_cell
+    from fedmrl.reproduce.experiments import PAPER
+    from fedmrl.reproduce.search import wanted_search
+
+    for one in wanted_search(PAPER):
+        fair = 0.7 if "batch-128" in one.variant else 0.6
+        write_cell(Path("results/paper"), cell(one.setting, one.variant, fair=fair, hash=hash_of(one.recipe)))
+    assert (
+        "For chosen.toml" not in fedmrl("reproduce", "search", "--dry-run")[1] and not Path("results/paper/search.md").exists()
+    )
+    code, out, err = fedmrl("reproduce", "search", "--no-report")
+    assert code == 0, err
+    assert "96 of 96 cells are measured" in err
+    assert '[cifar100.fedapen]\n"training.batch_size" = 128\n' in out and out.count("best") == 16
+    assert "[cifar10.fedmrl]" in Path("results/paper/search.md").read_text()
 
 
 @pytest.mark.parametrize(

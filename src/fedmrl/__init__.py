@@ -4,6 +4,7 @@ from fedmrl.config import Recipe, load_recipe
 from fedmrl.errors import DivergedError, InterruptedRun, UserError
 from fedmrl.federation import Run, run, run_seeds
 from fedmrl.models import OwnModel, Split, split
+from fedmrl.version import __version__
 
 __all__ = [
     "DivergedError",
@@ -13,9 +14,9 @@ __all__ = [
     "Run",
     "Split",
     "UserError",
+    "__version__",
     "load_recipe",
     "run",
     "run_seeds",
     "split",
 ]
-__version__ = "0.1.0"

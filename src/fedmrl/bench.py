@@ -1,7 +1,6 @@
 """How fast a round runs, engine by engine, where its time goes, and how far each way of running it is from the reference."""
 
 import math
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,13 +17,13 @@ from fedmrl.engines.program import Trainer
 from fedmrl.errors import UserError
 from fedmrl.federation.loop import pick_device
 from fedmrl.federation.setup import prepare, schedule
-from fedmrl.federation.summary import device_name
+from fedmrl.federation.summary import device_name, recorded_modes, versions
 from fedmrl.messages import Tensors, Upload, copy
 from fedmrl.methods import Round
 
 WAYS = ("reference", "eager", "captured", "compiled")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp64")
-COLUMNS = ("way", "samples/s", "train", "gather", "step", "encode", "evaluate", "aggregate", "error")
+COLUMNS = ("way", "samples/s", "round", "train", "evaluate", "error")  # all that fits into 80 columns
 _NOISE = 60_000  # images
 
 
@@ -53,8 +52,8 @@ def measure(
 ) -> dict[str, Any]:
     """Time the recipe's first round in each way; the result goes straight into a JSON file.
 
-    A row's error is how far its clients' parameters end from where the reference engine brings them in 32 bits, in units of
-    how far they moved.
+    A round is to train (of which `encode` is a part), to aggregate, and to evaluate those who took part. A row's error is how
+    far its clients' parameters end from where the reference engine brings them in 32 bits, in units of how far they moved.
     """
     place = pick_device(device)
     data = noise(recipe) if on_noise else sources.load(recipe.data)
@@ -73,7 +72,7 @@ def measure(
         "epochs": recipe.training.epochs,
         "noise": on_noise,
         "device": device_name(place),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
+        "versions": versions(),
         "rows": measured,
     }
 
@@ -147,7 +146,7 @@ def _measured(
     engine = _engine(row, settings)
     raw = engine.trained(round_, turns)
     outcomes = engine.encoded(raw, round_)
-    modes = settings[0].method.modes[:1]
+    modes = recorded_modes(recipe)
     engine.evaluate(turns, modes)
     start = _since(started, place)
     seconds = {
@@ -159,14 +158,15 @@ def _measured(
     trainers = engine.trainers if isinstance(engine, BatchedEngine) else []
     if trainers:
         seconds |= _split(trainers, repeats, place)
-    samples = sum(len(settings[turn.run].splits[turn.client].train) for turn in turns) * recipe.training.epochs
+    samples = sum(_trained_on(settings[turn.run], turn) for turn in turns)
     error = _error(outcomes[: len(before["to"])], before)
-    found = {
+    found: dict[str, Any] = {
         "way": row.way,
         "precision": row.precision,
         "seeds": row.seeds,
         "clients": len(turns),
         "samples_per_second": samples / seconds["train"],
+        "seconds_a_round": seconds["train"] + seconds["aggregate"] + seconds["evaluate"],
         "seconds": seconds,
         "seconds_to_start": start,
         "error": error,
@@ -175,10 +175,15 @@ def _measured(
         found["steps"] = sum(trainer.steps for trainer in trainers)
         in_steps = sum(trainer.samples for trainer in trainers)
         found["step_samples_per_second"] = in_steps / (seconds["gather"] + seconds["step"])
-    spent = [_said(seconds.get(what)) for what in ("gather", "step", "encode", "evaluate", "aggregate")]
-    rate = f"{found['samples_per_second']:,.0f}"
-    found["shown"] = (row.label, rate, _said(seconds["train"]), *spent, f"{error:.0e}")
+    spent = (_said(each) for each in (found["seconds_a_round"], seconds["train"], seconds["evaluate"]))
+    found["shown"] = (row.label, f"{found['samples_per_second']:,.0f}", *spent, f"{error:.0e}")
     return found
+
+
+def _trained_on(setting: Setting, turn: Turn) -> int:
+    """Samples of a client's turn, in every phase of it; a method may set some apart."""
+    subsets = setting.subsets(turn.client)
+    return sum(phase.epochs * len(subsets[phase.subset]) for phase in setting.method.phases(setting.training, turn.earlier))
 
 
 def _engine(row: _Row, settings: Sequence[Setting]) -> Engine:
@@ -234,7 +239,5 @@ def _since(started: float, place: torch.device) -> float:
     return time.perf_counter() - started
 
 
-def _said(seconds: float | None) -> str:
-    if seconds is None:
-        return "–"
+def _said(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms"

@@ -35,6 +35,7 @@ from fedmrl.models import CNNS
 from fedmrl.progress import watching
 from fedmrl.report.tables import COLUMNS, amount, time_said
 from fedmrl.report.tensorboard import writing
+from fedmrl.reproduce.cells import Cell
 from fedmrl.reproduce.experiments import EXPERIMENTS, Scale, Wanted
 from fedmrl.reproduce.measure import Clock
 
@@ -110,7 +111,8 @@ def run(
                 on_round=_both(show, write) if write else show, on_notice=_notice,
             )  # fmt: skip
     except InterruptedRun as stopped:
-        options = "".join(f" --{name} {value}" for name, value in (("engine", engine), ("store", store)) if value != "auto")
+        given = {"device": device, "engine": engine, "store": store}
+        options = "".join(f" --{name} {value}" for name, value in given.items() if value != "auto")
         again = f"fedmrl run {shlex.quote(str(folder))} --resume{options}"
         if several:
             again = f"the same command and --out {shlex.quote(str(folder))} --resume"
@@ -329,6 +331,9 @@ def reproduce(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="list what would be run, and how long it should take")] = False,
     seeds: Annotated[str | None, typer.Option(help="which seeds, separated by commas; else those of the tables")] = None,
     out_dir: Annotated[Path | None, typer.Option("--out", help="else results/paper, or results/quick")] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="measure it once more, into again/ of that folder, and compare with what is stored")
+    ] = False,
     jobs: Annotated[int, typer.Option(min=1, help="how many runs at once, each a process of its own")] = 1,
     minutes: Annotated[
         float | None, typer.Option(min=0, help="stop after so long; the same command then goes on from there")
@@ -336,10 +341,12 @@ def reproduce(
     report: Annotated[bool, typer.Option(help="write tables, figures and the page at the end")] = True,
     device: Device = "auto",
     engine: EngineName = "auto",
+    at_once: Annotated[int, typer.Option(hidden=True, help="how many such commands share the device")] = 1,
 ) -> None:
     """Measure the paper's tables and figures. What is measured is skipped; a run that was stopped goes on."""
+    from fedmrl.reproduce.again import folder_of
     from fedmrl.reproduce.experiments import PAPER, QUICK
-    from fedmrl.reproduce.measure import measure_all, missing
+    from fedmrl.reproduce.measure import forget, measure_all, measured, missing
     from fedmrl.reproduce.search import find
 
     started, scale = time.monotonic(), QUICK if quick else PAPER
@@ -349,31 +356,68 @@ def reproduce(
         found = [replace(one, seeds=tuple(_seeds(seeds, 0))) for one in found]
     check_engine(engine)
     pick_device(device)
-    left = missing(found, folder)
+    place = folder_of(folder) if again else folder
+    left = missing(found, place) or (found if again else [])
     if dry_run:
         _print_plan(found, left, Clock(folder, device))
         return
-    _notice(f"{len(found) - len(left)} of {len(found)} cells are measured in {folder}")
+    if again:
+        forget(left, place)
+    once_more = "" if left else "; --again measures them once more"
+    _notice(f"{len(found) - len(left)} of {len(found)} cells are measured in {place}{once_more}")
 
     def watch(one: Wanted) -> Any:
         return watching(err, f"{one.name}, {_plural('seed', one.seeds)}", one.recipe.rounds)
 
     until = math.inf if minutes is None else started + 60 * minutes
-    ends = measure_all(left, folder, jobs=jobs, quick=quick, device=device, engine=engine, watch=watch, until=until)
+    ends = measure_all(
+        left, place, jobs=jobs, quick=quick, device=device, engine=engine, watch=watch, until=until, at_once=at_once
+    )
     try:
         with closing(ends):
             for ended in ends:
                 _notice(f"{ended.name}: {ended.said}; {time_said(ended.seconds_left)} left")
     except (InterruptedRun, KeyboardInterrupt):
         _end("stopped; the same command goes on from here", 130)
-    unmeasured, time_is_up = missing(found, folder), time.monotonic() >= until
+    unmeasured, time_is_up = missing(found, place), time.monotonic() >= until
     if unmeasured:
         why = "the time is up" if time_is_up else "some runs failed"
         _notice(f"{why}: {len(unmeasured)} of {len(found)} cells are left; the same command goes on from here")
-    if report:
+    if what == "search":
+        _print_search(measured(found, place), place)
+    if again:
+        _print_again(found, folder)
+    elif report:
         _print_reproduction(folder, scale)
     if unmeasured and not time_is_up:
         raise typer.Exit(1)
+
+
+def _print_search(cells: Sequence[Cell], folder: Path) -> None:
+    from fedmrl.reproduce.search import COLUMNS as SEARCH_COLUMNS
+    from fedmrl.reproduce.search import lines_of_chosen, page, results
+
+    if not cells:
+        return
+    table = _table("The search: all clients, last round", *SEARCH_COLUMNS)
+    for row in results(cells):
+        table.add_row(*row)
+    out.print(table)
+    out.print("For chosen.toml, of methods of which every point is measured:")
+    out.print(lines_of_chosen(cells), markup=False, soft_wrap=True)
+    write_whole(folder / "search.md", page(cells))
+    out.print(f"Search: {folder / 'search.md'}", soft_wrap=True, markup=False)
+
+
+def _print_again(found: Sequence[Wanted], folder: Path) -> None:
+    from fedmrl.reproduce.again import COLUMNS as AGAIN_COLUMNS
+    from fedmrl.reproduce.again import folder_of, repeated
+
+    table = _table("Measured again, accuracy in percent", *AGAIN_COLUMNS)
+    for row in repeated(found, folder):
+        table.add_row(*row)
+    out.print(table)
+    out.print(f"Each run: {folder_of(folder) / 'cells'}", soft_wrap=True, markup=False)
 
 
 def _print_plan(found: Sequence[Wanted], left: Sequence[Wanted], clock: Clock) -> None:

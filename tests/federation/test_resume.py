@@ -14,6 +14,9 @@ from tiny import ALL_METHODS, tiny_recipe
 import fedmrl
 from fedmrl.errors import InterruptedRun, UserError
 from fedmrl.federation.checkpoint import Checkpoint, Snapshot
+from fedmrl.federation.folder import RunFolder
+from fedmrl.federation.loop import Federation
+from fedmrl.federation.setup import prepare, schedule
 from fedmrl.federation.store import DeviceStore
 
 
@@ -26,7 +29,7 @@ def stop_after(rounds):
 
 
 def without_times(record):
-    return {key: value for key, value in record.items() if key != "seconds"}
+    return {key: value for key, value in record.items() if key not in ("seconds", "wall_seconds")}
 
 
 def assert_same_end(one: Path, two: Path):
@@ -178,3 +181,32 @@ def test_states_that_nobody_wants_are_dropped_at_the_end_and_not_before(tmp_path
     done = fedmrl.run_seeds(recipe, [0], outs=[out], keep=False, store=store, resume=True)[0]
     assert done.summary["accuracy"] == fedmrl.run(recipe).summary["accuracy"]
     assert not (out / "checkpoint").exists()
+
+
+def test_a_run_that_goes_on_elsewhere_names_both_places_and_counts_the_time_of_both(tmp_path, monkeypatch):
+    recipe, out = tiny_recipe("fedmrl", rounds=3), tmp_path / "run"
+    with pytest.raises(InterruptedRun):
+        fedmrl.run(recipe, out=out, engine="reference", on_round=stop_after(1))
+    saved = out / "checkpoint" / "state.json"
+    state = json.loads(saved.read_text())
+    assert state["seconds"] > 0
+    saved.write_text(json.dumps({**state, "seconds": 1000}))
+    monkeypatch.setattr("fedmrl.federation.summary.device_name", lambda _: "a GPU")
+    summary = fedmrl.run(recipe, out=out, engine="batched", resume=True).summary
+    assert summary["engine"] == "reference, then batched"
+    assert summary["device"] == f"{state['devices'][0]}, then a GPU"
+    assert summary["wall_seconds"] > 1000
+
+
+def test_a_place_where_no_round_was_made_is_not_named(tmp_path):
+    recipe, out = tiny_recipe("fedmrl", rounds=1), tmp_path / "run"
+    federation = Federation(recipe, prepare(recipe, torch.device("cpu")), schedule(recipe), "reference", None)
+    federation.folder = RunFolder.create(out, recipe, federation.setting.splits)
+    federation.interrupted()
+    assert fedmrl.run(recipe, out=out, engine="batched", resume=True).summary["engine"] == "batched"
+
+
+def test_a_summary_says_how_many_seeds_were_run_as_one(tmp_path):
+    recipe = tiny_recipe("standalone", rounds=1)
+    assert fedmrl.run(recipe).summary["together"] == 1
+    assert [run.summary["together"] for run in fedmrl.run_seeds(recipe, [0, 1])] == [2, 2]

@@ -39,6 +39,10 @@ def test_a_cell_holds_what_the_run_came_to(run, cell):
     assert cell.recipe["method"]["name"] == "fedmrl"
 
 
+def test_a_run_names_the_fedmrl_that_it_came_from(cell):
+    assert cell.versions["fedmrl"] == fedmrl.__version__
+
+
 def test_the_two_protocols_read_what_they_say(cell):
     assert cell.measured("paper") == cell.accuracy["participants"]["own"]["mix-large"]["best"]
     assert cell.measured("fair") == cell.accuracy["all"]["aggregated"]["mix-large"]["last"]
@@ -74,6 +78,12 @@ def test_a_run_that_diverged_is_a_result():
 def test_a_hash_is_of_the_recipe_and_not_of_its_seed():
     assert hash_of(tiny_recipe(seed=1)) == hash_of(tiny_recipe(seed=2))
     assert hash_of(tiny_recipe(method__d1=3)) != hash_of(tiny_recipe(method__d1=2))
+
+
+def test_a_hash_is_of_the_numbers_that_fedmrl_gives(monkeypatch):
+    before = hash_of(tiny_recipe())
+    monkeypatch.setattr("fedmrl.reproduce.cells.NUMBERS", -1)
+    assert hash_of(tiny_recipe()) != before
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"setting": 3}', "\x00"])

@@ -1,12 +1,25 @@
 """Which runs the paper's tables and figures are made of."""
 
 import pytest
+from synthetic import cell
 
 from fedmrl import UserError
 from fedmrl.config import known_recipes, load_recipe
 from fedmrl.methods import METHODS
-from fedmrl.reproduce.experiments import EXPERIMENTS, METHOD_ORDER, PAPER, QUICK, chosen, printed, wanted
-from fedmrl.reproduce.search import OWN, best_points, find, points, wanted_search
+from fedmrl.report.outcomes import Outcomes
+from fedmrl.reproduce.cells import hash_of
+from fedmrl.reproduce.experiments import (
+    EXPERIMENTS,
+    METHOD_ORDER,
+    PAPER,
+    QUICK,
+    chosen,
+    dim_variant,
+    printed,
+    recipe_of,
+    wanted,
+)
+from fedmrl.reproduce.search import OWN, find, points, wanted_search
 
 
 def names(what, scale=PAPER):
@@ -42,6 +55,20 @@ def test_all_holds_every_run_once(scale):
     everything = names("all", scale)
     assert len(set(everything)) == len(everything)
     assert set(everything) == {name for what in EXPERIMENTS for name in names(what, scale)}
+
+
+@pytest.mark.parametrize("scale", [PAPER, QUICK], ids=lambda scale: scale.name)
+def test_no_recipe_is_run_under_two_names(scale):
+    recipes = [(one.setting, hash_of(one.recipe)) for one in wanted("all", scale)]
+    assert len(set(recipes)) == len(recipes)
+    assert f"{scale.datasets[0]}-{scale.main}/fedmrl" in names("d1", scale)
+    assert dim_variant(scale.dims[0]) not in {one.variant for what in ("d1", "ablation") for one in wanted(what, scale)}
+
+
+def test_figures_by_dimension_take_the_plain_run_for_the_dimension_that_it_has():
+    recipe = recipe_of(f"digits-{QUICK.main}", "fedmrl", QUICK).resolved()
+    plain = cell(f"digits-{QUICK.main}", "fedmrl", recipe=recipe)
+    assert Outcomes([plain], QUICK).of_dim(plain.setting, QUICK.dims[0]).cells == (plain,)
 
 
 def test_every_setting_of_the_paper_has_a_recipe_of_its_name():
@@ -89,4 +116,3 @@ def test_what_is_not_there_is_refused_in_a_sentence():
     with pytest.raises(UserError, match="leave out --quick"):
         find("search", QUICK)
     assert [one.name for one in find("cifar10-n100-search/fedmrl+d1-500", PAPER)] == ["cifar10-n100-search/fedmrl+d1-500"]
-    assert not best_points([])

@@ -2,7 +2,7 @@
 
 import json
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import pytest
@@ -46,37 +46,68 @@ def test_what_is_measured_is_skipped_unless_its_recipe_has_changed(tmp_path):
     assert missing([one(seeds=(0,), training__lr=0.01)], tmp_path) == [one(seeds=(0,), training__lr=0.01)]
 
 
+def test_what_was_measured_when_fedmrl_gave_other_numbers_is_measured_again(tmp_path, monkeypatch):
+    measure(one(), tmp_path)
+    monkeypatch.setattr("fedmrl.reproduce.cells.NUMBERS", -1)
+    assert missing([one()], tmp_path) == [one()]
+
+
+@contextmanager
+def stops(wanted):
+    """Stops a run after its second round."""
+
+    def on_round(record):
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+    yield on_round
+
+
+def running(folder):
+    (found,) = folder.glob("running/tiny-n4/fedmrl-seed-0-*")
+    return found
+
+
 def test_a_run_that_was_stopped_goes_on_and_ends_where_it_would_have_ended(tmp_path):
     whole = measure(one(), tmp_path / "whole")[0]
-
-    class Stops:
-        def __call__(self, wanted):
-            return self
-
-        def __enter__(self):
-            return self.stop
-
-        def __exit__(self, *_):
-            return False
-
-        def stop(self, record):
-            if record["round"] == 2:
-                raise KeyboardInterrupt
-
     with pytest.raises(InterruptedRun):
-        measure(one(), tmp_path / "parts", watch=Stops())
-    assert (tmp_path / "parts" / "running" / "tiny-n4" / "fedmrl-seed-0" / "rounds.jsonl").exists()
+        measure(one(), tmp_path / "parts", watch=stops)
+    assert (running(tmp_path / "parts") / "rounds.jsonl").exists()
     assert not read_cells(tmp_path / "parts")
     parts = measure(one(), tmp_path / "parts")[0]
     assert parts.accuracy == whole.accuracy
     assert parts.curves == whole.curves
 
 
-def test_a_run_that_was_stopped_under_another_recipe_starts_anew(tmp_path):
-    left = tmp_path / "running" / "tiny-n4" / "fedmrl-seed-0"
-    fedmrl.run(tiny_recipe("fedmrl", rounds=1), out=left)
+def test_the_time_of_a_run_that_was_stopped_is_of_all_its_sessions(tmp_path):
+    with pytest.raises(InterruptedRun):
+        measure(one(), tmp_path, watch=stops)
+    saved = running(tmp_path) / "checkpoint" / "state.json"
+    saved.write_text(json.dumps({**json.loads(saved.read_text()), "seconds": 1000, "engines": ["another"]}))
     cell = measure(one(), tmp_path)[0]
+    assert cell.wall_seconds > 1000
+    assert cell.engine == "another, then reference"
+
+
+@pytest.mark.parametrize("changed", [{"training__lr": 0.01}, {}], ids=["its recipe", "the numbers"])
+def test_a_run_that_was_stopped_before_something_changed_starts_anew(tmp_path, monkeypatch, changed):
+    with pytest.raises(InterruptedRun):
+        measure(one(**changed), tmp_path, watch=stops)
+    before = running(tmp_path)
+    if not changed:
+        monkeypatch.setattr("fedmrl.reproduce.cells.NUMBERS", -1)
+    rounds = []
+    cell = measure(one(), tmp_path, watch=lambda wanted: nullcontext(rounds.append))[0]
+    assert [record["round"] for record in rounds] == [1, 2, 3]
     assert cell.accuracy == fedmrl.run(tiny_recipe("fedmrl")).summary["accuracy"]
+    assert not before.exists()
+
+
+def test_seeds_that_begin_alike_do_not_disturb_each_other(tmp_path):
+    with pytest.raises(InterruptedRun):
+        measure(one(seeds=(10,)), tmp_path, watch=stops)
+    measure(one(seeds=(1,)), tmp_path)
+    assert len(list(tmp_path.glob("running/tiny-n4/fedmrl-seed-10-*"))) == 1
 
 
 def test_a_method_that_diverges_is_a_cell_too(tmp_path):
@@ -107,7 +138,7 @@ def test_when_the_time_is_up_a_run_stops_after_a_whole_round_and_goes_on_later(t
     begun = time.monotonic()
     options = {"jobs": 1, "quick": False, "device": "cpu", "engine": "auto", "watch": slow}
     assert not list(measure_all(todo, tmp_path, **options, until=begun + 2.9))
-    log = tmp_path / "running" / "tiny-n4" / "fedmrl-seed-0" / "rounds.jsonl"
+    log = running(tmp_path) / "rounds.jsonl"
     assert len(log.read_text().splitlines()) == 1
     assert len(list(measure_all(missing(todo, tmp_path), tmp_path, **options))) == 2
     assert read_cells(tmp_path)[0].accuracy == fedmrl.run(tiny_recipe("fedmrl")).summary["accuracy"]
@@ -134,19 +165,58 @@ def test_of_runs_side_by_side_a_failure_is_told_and_the_others_go_on(tmp_path, m
     assert [ended.said for ended in ends] == [said]
 
 
+def test_of_runs_side_by_side_each_is_told_how_many_there_are(tmp_path, monkeypatch):
+    asked = {}
+    monkeypatch.setattr(module, "side_by_side", lambda commands, *_: asked.update(commands) or (ended for ended in ()))
+    list(measure_all([one(), one("standalone")], tmp_path, jobs=4, quick=False, device="cpu", engine="auto"))
+    assert all(words[-2:] == ["--at-once", "2"] for words in asked.values())
+    ends = measure_all([one()], tmp_path, jobs=1, quick=False, device="cpu", engine="auto", at_once=2)
+    assert len(list(ends)) == 1
+    assert read_cells(tmp_path)[0].at_once == 2
+
+
 def test_of_runs_side_by_side_a_mistake_ends_them_all(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "side_by_side", lambda *_: (Ended(name, 2, "no data") for name in ["tiny-n4/fedmrl"]))
     with pytest.raises(UserError, match="no data"):
         list(measure_all([one()], tmp_path, jobs=2, quick=False, device="cpu", engine="auto"))
 
 
-def test_an_estimate_is_drawn_from_cells_of_this_device_or_from_a_round(tmp_path, monkeypatch):
-    timed = []
-    monkeypatch.setattr("fedmrl.bench.measure", lambda *a, **k: timed.append(k) or {"rows": [{"samples_per_second": 100.0}]})
+def a_round(monkeypatch, start=0.0, **seconds):
+    """What timing a round of two clients says."""
+    row = {"clients": 2, "seconds": seconds, "seconds_to_start": start + seconds["train"] + seconds["evaluate"]}
+    monkeypatch.setattr("fedmrl.bench.measure", lambda *_, **__: {"rows": [row]})
+
+
+@pytest.mark.parametrize(
+    ("spent", "seconds"),
+    [
+        ({"start": 7.0}, 7.0),
+        ({"train": 1.0}, 3 * 2 * 2),  # rounds, epochs, of which one was timed, and seeds
+        ({"train": 1.0, "encode": 1.0}, 3 * 2),  # encoding is a part of training that epochs do not multiply
+        ({"aggregate": 1.0}, 3 * 2),
+        ({"evaluate": 1.0}, (2 + 4 + 4 + 4) / 2 * 2),  # the participants, then all in two rounds, and all at the end
+    ],
+)
+def test_an_estimate_by_a_round_counts_all_that_a_run_does(tmp_path, monkeypatch, spent, seconds):
+    a_round(monkeypatch, **{"train": 0.0, "encode": 0.0, "aggregate": 0.0, "evaluate": 0.0, **spent})
     assert samples_of(one()) == pytest.approx(96 * 0.8 / 4 * 2 * 2 * 3)  # samples of a client, participants, epochs, rounds
     guess = Clock(tmp_path, "cpu").estimate(one(seeds=(0, 1)))
     assert guess.source == "a round, timed"
-    assert guess.seconds == pytest.approx(2 * samples_of(one()) / 100)
+    assert guess.seconds == pytest.approx(seconds)
+
+
+def test_an_estimate_is_drawn_from_as_many_seeds_as_one_if_there_are_such(tmp_path):
+    cell = measure(one(), tmp_path)[0]
+    for seed, together, seconds in ((0, 1, 10.0), (1, 3, 12.0), (2, 3, 12.0), (3, 3, 12.0)):
+        told = {"seed": seed, "together": together, "seconds": {"train": seconds}, "wall_seconds": seconds}
+        write_cell(tmp_path, cell.model_copy(update=told))
+    clock = Clock(tmp_path, "cpu")
+    assert clock.estimate(one(seeds=(4,))).seconds == pytest.approx(10, rel=0.1)
+    assert clock.estimate(one(seeds=(4, 5, 6))).seconds == pytest.approx(12, rel=0.1)
+
+
+def test_an_estimate_is_drawn_from_cells_of_this_device_or_from_a_round(tmp_path, monkeypatch):
+    a_round(monkeypatch, train=1.0, encode=0.0, aggregate=0.0, evaluate=0.0)
     cell = measure(one(), tmp_path)[0]
     slow = cell.model_copy(update={"seconds": {"train": 50.0}, "wall_seconds": 60.0})
     write_cell(tmp_path, slow)

@@ -29,6 +29,11 @@ class Snapshot:
     """When each client last took part, and how often it did."""
     times: Mapping[int, int] = field(default_factory=dict)
     records: tuple[dict[str, Any], ...] = ()
+    seconds: float = 0.0
+    """What it has taken until here, however often it was stopped."""
+    engines: tuple[str, ...] = ()
+    """What its rounds were made by and on, each once: a run may go on elsewhere than it began."""
+    devices: tuple[str, ...] = ()
 
 
 class Checkpoint:
@@ -58,6 +63,9 @@ class Checkpoint:
             "clients": clients,
             "last_round": {str(client): r for client, r in snapshot.last_round.items()},
             "times": {str(client): n for client, n in snapshot.times.items()},
+            "seconds": snapshot.seconds,
+            "engines": snapshot.engines,
+            "devices": snapshot.devices,
         }
         write_whole(self.folder / "state.json", json.dumps(index, indent=1))
         counts = {server, *clients.values()}
@@ -88,6 +96,9 @@ class Checkpoint:
                 states,
                 {int(client): int(r) for client, r in state["last_round"].items()},
                 {int(client): int(n) for client, n in state["times"].items()},
+                seconds=float(state.get("seconds", 0)),
+                engines=tuple(state.get("engines", ())),
+                devices=tuple(state.get("devices", ())),
             )
         except Exception as error:
             raise UserError(

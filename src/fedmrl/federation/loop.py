@@ -1,7 +1,8 @@
 """The round loop: sample, answer, train, aggregate, evaluate, record; for one run, or for several seeds of it as one."""
 
+import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,7 @@ def run_seeds(
     One that diverges is returned as its error, and the others go on. `on_round` hears the mean over the seeds. What a round
     takes is that of all of them together, in each one's records. Without `keep`, clients' states are dropped when all is done.
     """
+    begun = time.monotonic()
     check_engine(engine)
     check_store(store)
     on_notice = on_notice or (lambda _: None)
@@ -126,7 +128,9 @@ def run_seeds(
             if folder:
                 folder.beside, folder.keeps = len(left) - 1, keep
             kept = make_store(where, place, folder.checkpoint.folder if folder else None)
-            federations.append(Federation(seeded[number], settings[number], who, working, folder, kept, len(federations)))
+            federations.append(
+                Federation(seeded[number], settings[number], who, working, folder, kept, len(federations), len(left), begun)
+            )
         try:
             done |= dict(zip(left, together(working, federations, on_round or (lambda _: None)), strict=True))
         finally:
@@ -195,21 +199,32 @@ class Federation:
         folder: RunFolder | None,
         store: Store | None = None,
         number: int = 0,
+        together: int = 1,
+        begun: float | None = None,
     ) -> None:
         self.recipe, self.setting, self.who, self.folder, self.number = recipe, setting, who, folder, number
         self.method = recipe.method
         self.engine = engine_for(engine, setting) if isinstance(engine, str) else engine
         self.store = store or DeviceStore(setting.device)
         self.flops = FlopCounter(setting)
-        self.facts = {**summaries.facts(recipe, setting, self.engine.name), "store": self.store.where}
         self.modes = summaries.recorded_modes(recipe)
         self.start = self.method.start(setting.fresh_net(None))
         self.now = (folder.load(self.store) if folder else None) or Snapshot(0, self.start)
         self._check_fits(self.now)
+        self._begun = (time.monotonic() if begun is None else begun) - self.now.seconds
+        self.engines = _each_once(*self.now.engines, self.engine.name)
+        self.devices = _each_once(*self.now.devices, summaries.device_name(setting.device))
+        facts = summaries.facts(recipe, setting, self.engines, self.devices, together)
+        self.facts = {**facts, "store": self.store.where}
         self._unjoined: dict[int, Kept] = {}
         wanted = dict.fromkeys([*(client for clients in who for client in clients), *range(recipe.clients)])
         ahead = self.engine.runs_ahead and self.store.where != "disk"
         self._first = FirstNets(setting, [k for k in wanted if k not in self.now.states], ahead=ahead)
+
+    @property
+    def seconds(self) -> float:
+        """Since the run began, without the time that it lay stopped."""
+        return time.monotonic() - self._begun
 
     def close(self) -> None:
         """What runs beside it ends, and the store."""
@@ -281,6 +296,9 @@ class Federation:
             {**now.last_round, **dict.fromkeys(clients, round_.index)},
             times,
             (*now.records, record),
+            self.seconds,
+            self.engines,
+            self.devices,
         )
 
     def _then(self, round_: Round, times: Mapping[int, int]) -> list[Turn]:
@@ -365,7 +383,8 @@ class Federation:
             self.folder.save_last(self.now)
         everyone = range(self.recipe.clients)
         final = yield from self._evaluation(everyone, self.now.states, self.now.server, self.method.modes)
-        summary = summaries.summarise(self.recipe, self.setting, self.now, final, self.facts)
+        facts = {**self.facts, "wall_seconds": self.seconds}
+        summary = summaries.summarise(self.recipe, self.setting, self.now, final, facts)
         if self.folder:
             self.folder.write_clients(summary["clients"])
             self.folder.write_summary(summary)
@@ -375,7 +394,7 @@ class Federation:
         """Save what there is."""
         if self.folder:
             self.folder.write_records(self.now)
-            self.folder.save(self.now)
+            self.folder.save(replace(self.now, seconds=self.seconds))
         return InterruptedRun(self.now.rounds, self.recipe.rounds, self.folder.path if self.folder else None)
 
     def diverged(self, error: DivergedError) -> None:
@@ -383,7 +402,8 @@ class Federation:
         if self.folder:
             self.folder.write_records(self.now)
             at = {"client": error.client, "round": error.round + 1, "reason": str(error)}
-            self.folder.write_summary({"status": "diverged", **self.facts, "diverged": at})
+            facts = {**self.facts, "wall_seconds": self.seconds}
+            self.folder.write_summary({"status": "diverged", **facts, "diverged": at})
 
 
 def together(engine: Engine, federations: Sequence[Federation], on_round: OnRound) -> list[Run | DivergedError]:
@@ -459,6 +479,10 @@ def _answered(engine: Engine, asking: Generator[Asks, Any, Any]) -> Any:
     if failed:
         raise failed[0]
     return results[0]
+
+
+def _each_once(*names: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
 
 
 def _mean_record(records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

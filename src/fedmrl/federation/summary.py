@@ -10,6 +10,7 @@ import torch
 from fedmrl.config import Recipe
 from fedmrl.engines import Setting
 from fedmrl.federation.checkpoint import Snapshot
+from fedmrl.version import __version__
 
 STAGES = ("train", "aggregate", "store", "evaluate")
 Accuracies = Mapping[str, Mapping[str, Mapping[int, float]]]
@@ -65,18 +66,29 @@ def summarise(
     }
 
 
-def facts(recipe: Recipe, setting: Setting, engine: str) -> dict[str, Any]:
-    """What was run, and on what."""
+def facts(recipe: Recipe, setting: Setting, engines: Sequence[str], devices: Sequence[str], together: int) -> dict[str, Any]:
+    """What was run, and on what; `together` is how many seeds were run as one, whose times are those of all of them."""
     return {
         "method": recipe.method.name,
         "seed": recipe.seed,
         "rounds": recipe.rounds,
         "mode": shown_mode(recipe),
         "view": shown_view(recipe),
-        "engine": engine,
-        "device": device_name(setting.device),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
+        "engine": ", then ".join(engines),
+        "device": ", then ".join(devices),
+        "versions": versions(),
+        "together": together,
         "standardised_by": {"mean": setting.data.mean.tolist(), "std": setting.data.std.tolist()},
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of all that numbers and times depend on."""
+    return {
+        "fedmrl": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
     }
 
 

@@ -16,6 +16,7 @@ from fedmrl.errors import DivergedError, UserError
 from fedmrl.federation.loop import Run
 from fedmrl.federation.summary import curve
 from fedmrl.files import write_whole
+from fedmrl.version import NUMBERS
 
 Protocol = Literal["paper", "fair"]
 PROTOCOLS: Mapping[Protocol, str] = {
@@ -61,15 +62,17 @@ class Cell(BaseModel):
     recipe: dict[str, Any]
     """Resolved, without its seed."""
     hash: str
-    """Of the recipe."""
+    """Of the recipe, and of which numbers fedmrl gives."""
     status: Literal["finished", "diverged"]
     device: str
     engine: str
     versions: dict[str, str]
     together: int
     """How many seeds were run as one."""
+    at_once: int = 1
+    """How many such runs shared the device."""
     wall_seconds: float
-    """From start to end, of all seeds that were run as one."""
+    """From start to end, of all seeds that were run as one, without the time that they lay stopped."""
     diverged: dict[str, Any] | None = None
     view: str = "own"
     mode: str = ""
@@ -104,12 +107,13 @@ class Cell(BaseModel):
 
 
 def hash_of(recipe: Recipe) -> str:
-    """A short name for all that a recipe says, its seed aside.
+    """A short name for all that a recipe says, its seed aside, and for the numbers that come of it.
 
     >>> hash_of(Recipe(seed=1)) == hash_of(Recipe(seed=2)), hash_of(Recipe(rounds=1)) == hash_of(Recipe(rounds=2))
     (True, False)
     """
-    return hashlib.sha256(json.dumps(_without_seed(recipe), sort_keys=True).encode()).hexdigest()[:16]
+    said = {"numbers": NUMBERS, **_without_seed(recipe)}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _without_seed(recipe: Recipe) -> dict[str, Any]:

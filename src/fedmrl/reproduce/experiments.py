@@ -10,6 +10,7 @@ from typing import Any
 
 from fedmrl.config import Recipe, load_recipe
 from fedmrl.methods import METHODS
+from fedmrl.reproduce.cells import hash_of
 
 METHOD_ORDER = ("standalone", "lg-fedavg", "fd", "fedproto", "fml", "fedkd", "fedapen", "fedmrl")
 """As the paper's tables have them."""
@@ -136,9 +137,12 @@ def _runs(what: str, scale: Scale) -> Iterator[Wanted]:
             for alpha in scale.alphas:
                 yield from _methods(f"{main}-dirichlet-{alpha}", ["fedproto", "fedmrl"], scale)
         else:
+            plain = _wanted(main, "fedmrl", scale)
             for d1 in scale.dims:
                 for mrl in (True, False) if what == "ablation" else (True,):
-                    yield _wanted(main, dim_variant(d1, mrl), scale)
+                    one = _wanted(main, dim_variant(d1, mrl), scale)
+                    # The dimension that FedMRL has anyway is not run under a second name.
+                    yield plain if hash_of(one.recipe) == hash_of(plain.recipe) else one
 
 
 def class_setting(dataset: str, number: int, scale: Scale) -> str:

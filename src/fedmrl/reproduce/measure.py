@@ -5,7 +5,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmrl.config import load_recipe
+from fedmrl.config import Recipe
 from fedmrl.data import Dataset, sources
 from fedmrl.data.sources import DataName, DataTable
 from fedmrl.errors import InterruptedRun, UserError
@@ -49,46 +49,56 @@ def missing(wanted: Iterable[Wanted], folder: Path) -> list[Wanted]:
     """What is not measured yet, each with the seeds that are still to be run. A cell of another recipe does not count."""
     left = []
     for one in wanted:
-        seeds = tuple(seed for seed in one.seeds if not _is_measured(one, seed, folder))
-        if seeds:
+        there = {cell.seed for cell in measured([one], folder)}
+        if seeds := tuple(seed for seed in one.seeds if seed not in there):
             left.append(replace(one, seeds=seeds))
     return left
 
 
-def _is_measured(one: Wanted, seed: int, folder: Path) -> bool:
-    path = file_of(folder, one.setting, one.variant, seed)
-    return path.is_file() and read_cell(path).hash == hash_of(one.recipe)
+def measured(wanted: Iterable[Wanted], folder: Path) -> list[Cell]:
+    """The cells that there are already."""
+    asked = [(file_of(folder, one.setting, one.variant, seed), hash_of(one.recipe)) for one in wanted for seed in one.seeds]
+    found = [(read_cell(path), expected) for path, expected in asked if path.is_file()]
+    return [cell for cell, expected in found if cell.hash == expected]
+
+
+def forget(wanted: Iterable[Wanted], folder: Path) -> None:
+    """Delete the cells that there are, so that they are measured anew."""
+    for one in wanted:
+        for seed in one.seeds:
+            file_of(folder, one.setting, one.variant, seed).unlink(missing_ok=True)
 
 
 def measure(
-    one: Wanted, folder: Path, *, quick: bool = False, device: str = "auto", engine: str = "auto", watch: Watch | None = None
+    one: Wanted,
+    folder: Path,
+    *,
+    quick: bool = False,
+    device: str = "auto",
+    engine: str = "auto",
+    watch: Watch | None = None,
+    at_once: int = 1,
 ) -> list[Cell]:
     """Run it with its seeds as one, and write a cell for each. If it was stopped before, it goes on from there."""
-    runs = [folder / "running" / one.setting / f"{one.variant}-seed-{seed}" for seed in one.seeds]
-    for path in runs:
-        _forget_other(path, one)
+    runs = [_running(one, seed, folder) for seed in one.seeds]
     resume = any((path / "config.toml").exists() for path in runs)
-    started = time.monotonic()
     with watch(one) if watch else nullcontext() as on_round:
         outcomes = run_seeds(
             one.recipe, one.seeds, outs=runs, resume=resume, device=device, engine=engine, data=_data(one.recipe.data.name),
             keep=False, on_round=on_round,
         )  # fmt: skip
-    facts = {
-        "command": f"fedmrl reproduce {one.name} --seeds {','.join(map(str, one.seeds))}{' --quick' if quick else ''}",
-        "together": len(one.seeds),
-        "wall_seconds": round(time.monotonic() - started, 1),
-    }
+    command = f"fedmrl reproduce {one.name} --seeds {','.join(map(str, one.seeds))}{' --quick' if quick else ''}"
     cells = []
     for seed, path, outcome in zip(one.seeds, runs, outcomes, strict=True):
         recipe = one.recipe.model_copy(update={"seed": seed})
         written = json.loads((path / "summary.json").read_text())
-        on_what = {name: written[name] for name in ("device", "versions", "engine")}
-        cells.append(cell_of(one.setting, one.variant, recipe, outcome, {**facts, **on_what}))
+        facts = {name: written[name] for name in ("device", "versions", "engine", "together")}
+        facts |= {"command": command, "at_once": at_once, "wall_seconds": round(written["wall_seconds"], 1)}
+        cells.append(cell_of(one.setting, one.variant, recipe, outcome, facts))
         write_cell(folder, cells[-1])
         shutil.rmtree(path, ignore_errors=True)
-    for parent in (runs[0].parent, runs[0].parent.parent):
-        if not any(parent.iterdir()):
+    with suppress(OSError):  # others are running there
+        for parent in runs[0].parents[:2]:
             parent.rmdir()
     return cells
 
@@ -103,20 +113,24 @@ def measure_all(
     engine: str,
     watch: Watch | None = None,
     until: float = math.inf,
+    at_once: int = 1,
 ) -> Generator[Measured, None, None]:
     """The same for many, telling of each as it ends. With several at once, one keeps the device busy while another starts.
 
-    At `until`, by the monotonic clock, what runs is stopped so that it can go on, and nothing more is started.
+    At `until`, by the monotonic clock, what runs is stopped so that it can go on, and nothing more is started. `at_once` says
+    how many run at the same time as seen from outside, if these are some of many.
     """
 
     def alone(one: Wanted) -> list[Cell]:
-        return measure(one, folder, quick=quick, device=device, engine=engine, watch=_stopping(watch, until))
+        stopping = _stopping(watch, until)
+        return measure(one, folder, quick=quick, device=device, engine=engine, watch=stopping, at_once=at_once)
 
     started, todo, done = time.monotonic(), sum(map(_work, left)), 0.0
     if jobs == 1:
         ends = _in_turn(left, until, alone)
     else:
         options = ["--out", str(folder), "--device", device, "--engine", engine, *(["--quick"] if quick else [])]
+        options += ["--at-once", str(min(jobs, len(left)))]
         ends = _in_processes(left, folder, jobs, until, options)
     for one, said in ends:
         done += _work(one)
@@ -133,12 +147,12 @@ def _said(cells: Iterable[Cell]) -> str:
     return ", ".join("diverged" if accuracy is None else f"{accuracy:.1%}" for accuracy in found)
 
 
-def _in_turn(left: Sequence[Wanted], until: float, measured: Callable[[Wanted], list[Cell]]) -> Iterator[tuple[Wanted, str]]:
+def _in_turn(left: Sequence[Wanted], until: float, run: Callable[[Wanted], list[Cell]]) -> Iterator[tuple[Wanted, str]]:
     for one in left:
         if time.monotonic() >= until:
             return
         try:
-            yield one, _said(measured(one))
+            yield one, _said(run(one))
         except InterruptedRun:
             if time.monotonic() < until:
                 raise
@@ -179,11 +193,14 @@ def _in_processes(
             yield one, _said(cells) if cells else f"failed ({ended.said})"
 
 
-def _forget_other(path: Path, one: Wanted) -> None:
-    """A run that was stopped under another recipe cannot go on."""
-    config = path / "config.toml"
-    if path.exists() and not (config.is_file() and hash_of(load_recipe(config)) == hash_of(one.recipe)):
-        shutil.rmtree(path)
+def _running(one: Wanted, seed: int, folder: Path) -> Path:
+    """Where a run lies until it is over. One that would give other numbers cannot go on, and is deleted."""
+    name = f"{one.variant}-seed-{seed}"
+    own = folder / "running" / one.setting / f"{name}-{hash_of(one.recipe)}"
+    for other in own.parent.glob(f"{name}-*"):
+        if other != own:
+            shutil.rmtree(other)
+    return own
 
 
 @cache
@@ -199,25 +216,26 @@ class Clock:
         self.place = pick_device(device)
         self.device = device_name(self.place)
         self._cells = [cell for cell in read_cells(folder) if cell.device == self.device and cell.status == "finished"]
-        self._timed: dict[str, float] = {}
+        self._timed: dict[str, _Pace] = {}
 
     def estimate(self, one: Wanted) -> Estimate:
-        """Of all its seeds."""
-        samples = samples_of(one) * len(one.seeds)
+        """Of all its seeds. Cells of as many seeds as one count before others: the more of them, the faster each."""
         same_cell = [cell for cell in self._cells if (cell.setting, cell.variant) == (one.setting, one.variant)]
         same_method = [cell for cell in self._cells if cell.method == one.recipe.method.name]
         for cells, source in ((same_cell, "its other seeds"), (same_method, "other cells of the method")):
             if cells:
-                return Estimate(self._start + samples / float(np.median([_samples_a_second(cell) for cell in cells])), source)
-        return Estimate(samples / self._rate(one), "a round, timed")
+                alike = [cell for cell in cells if cell.together == len(one.seeds)] or cells
+                rate = float(np.median([_samples_a_second(cell) for cell in alike]))
+                return Estimate(self._start + samples_of(one) * len(one.seeds) / rate, source)
+        return Estimate(self._pace(one).seconds(one), "a round, timed")
 
     @property
     def _start(self) -> float:
         """Seconds of a run that are not in its rounds."""
         return float(np.median([max(0.0, cell.wall_seconds - sum(cell.seconds.values())) for cell in self._cells]))
 
-    def _rate(self, one: Wanted) -> float:
-        """Samples a second of this method, by a round of the smallest kind."""
+    def _pace(self, one: Wanted) -> "_Pace":
+        """Of the method, by a round of an epoch of whichever of its runs is asked about first."""
         from fedmrl.bench import measure as timed
 
         method = one.recipe.method.name
@@ -229,15 +247,52 @@ class Clock:
                 recipe, one.name, device=self.place.type, ways=[way], precisions=[training.precision], fused=1, repeats=1,
                 on_noise=recipe.data.name != "digits",
             )  # fmt: skip
-            self._timed[method] = float(result["rows"][0]["samples_per_second"])
+            self._timed[method] = _Pace.of(result["rows"][0], recipe)
         return self._timed[method]
+
+
+@dataclass(frozen=True)
+class _Pace:
+    """Seconds that things take."""
+
+    start: float
+    sample: float
+    """To train on it once."""
+    upload: float
+    """To encode a client's, and to aggregate it."""
+    tested: float
+    """To predict a test sample."""
+
+    @classmethod
+    def of(cls, timed: Mapping[str, Any], recipe: Recipe) -> "_Pace":
+        seconds, clients = timed["seconds"], timed["clients"]
+        train, test = _samples_a_client(recipe)
+        return cls(
+            max(0.0, timed["seconds_to_start"] - seconds["train"] - seconds["evaluate"]),
+            (seconds["train"] - seconds["encode"]) / (clients * train * recipe.training.epochs),
+            (seconds["encode"] + seconds["aggregate"]) / clients,
+            seconds["evaluate"] / (clients * test),
+        )
+
+    def seconds(self, one: Wanted) -> float:
+        """Of all the seeds of a run."""
+        recipe, who = one.recipe, schedule(one.recipe)
+        _, test = _samples_a_client(recipe)
+        of_all = {*range(recipe.evaluation.every, recipe.rounds, recipe.evaluation.every), recipe.rounds}
+        tested = sum(recipe.clients if number in of_all else len(clients) for number, clients in enumerate(who, start=1))
+        each = samples_of(one) * self.sample + sum(map(len, who)) * self.upload
+        return self.start + len(one.seeds) * (each + (tested + recipe.clients) * test * self.tested)
+
+
+def _samples_a_client(recipe: Recipe) -> tuple[float, float]:
+    """To train on and to test with, on average."""
+    each = _SAMPLES[recipe.data.name] / recipe.clients
+    return each * (1 - recipe.partition.test_share), each * recipe.partition.test_share
 
 
 def samples_of(one: Wanted) -> float:
     """How many samples one seed trains on, from first round to last."""
-    recipe = one.recipe
-    turns = sum(map(len, schedule(recipe)))
-    return turns * recipe.training.epochs * _SAMPLES[recipe.data.name] * (1 - recipe.partition.test_share) / recipe.clients
+    return sum(map(len, schedule(one.recipe))) * one.recipe.training.epochs * _samples_a_client(one.recipe)[0]
 
 
 def _samples_a_second(cell: Cell) -> float:

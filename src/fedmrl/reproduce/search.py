@@ -1,14 +1,20 @@
 """The search that comes before the tables: the same number of points for every method, one seed, fewer rounds."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import tomli_w
+
 from fedmrl.errors import UserError
-from fedmrl.reproduce.cells import Cell
+from fedmrl.methods import METHODS
+from fedmrl.report.tables import markdown
+from fedmrl.reproduce.cells import Cell, by_variant
 from fedmrl.reproduce.experiments import EXPERIMENTS, METHOD_ORDER, Scale, Wanted, recipe_of, wanted
 
 ROUNDS = 200
+COLUMNS = ("dataset", "method", "point", "accuracy", "")
 NO_AUGMENTATION = {"training.augment.flip": False, "training.augment.crop": 0, "training.augment.erase": 0.0}
 COMMON: Mapping[str, Mapping[str, Any]] = {
     "authors": {},
@@ -71,13 +77,51 @@ def find(what: str, scale: Scale) -> list[Wanted]:
     )
 
 
-def best_points(cells: Iterable[Cell]) -> dict[tuple[str, str], Cell]:
-    """The best cell of the search for each dataset and method: all clients, last round."""
-    found: dict[tuple[str, str], Cell] = {}
-    for cell in cells:
-        key, accuracy = (cell.dataset, cell.method), cell.measured("fair")
-        if cell.setting.endswith("-search") and accuracy is not None:
-            before = found[key].measured("fair") if key in found else None
-            if before is None or accuracy > before:
-                found[key] = cell
-    return found
+def results(cells: Sequence[Cell]) -> list[tuple[str, ...]]:
+    """A row for each point by dataset and method: all clients, last round, mean over seeds; the best is marked."""
+    found, best = by_variant(cells), best_points(cells)
+    rows: list[tuple[str, ...]] = []
+    for dataset, method in dict.fromkeys((cell.dataset, cell.method) for cell in cells):
+        setting = next(cell.setting for cell in cells if cell.dataset == dataset)
+        for point in points(method):
+            own = found.get((setting, f"{method}+{point}"), [])
+            accuracy = _fair(own)
+            said = "diverged" if accuracy is None else f"{100 * accuracy:.2f} %"
+            mark = "best" if best.get((dataset, method)) == point else ""
+            rows.append((dataset, METHODS[method].title, point, said if own else "not measured", mark))
+    return rows
+
+
+def best_points(cells: Iterable[Cell]) -> dict[tuple[str, str], str]:
+    """The best point of each dataset and method; the first of equals."""
+    found: dict[tuple[str, str], tuple[float, str]] = {}
+    for (_, variant), own in by_variant(cells).items():
+        key, accuracy = (own[0].dataset, own[0].method), _fair(own)
+        if accuracy is not None and (key not in found or accuracy > found[key][0]):
+            found[key] = accuracy, variant.partition("+")[2]
+    return {key: point for key, (_, point) in found.items()}
+
+
+def _fair(cells: Iterable[Cell]) -> float | None:
+    """The mean over seeds; None if one diverged."""
+    accuracies = [cell.measured("fair") for cell in cells]
+    finished = [accuracy for accuracy in accuracies if accuracy is not None]
+    return float(np.mean(finished)) if finished and len(finished) == len(accuracies) else None
+
+
+def lines_of_chosen(cells: Sequence[Cell]) -> str:
+    """The best points as `chosen.toml` has them, of methods of which every point is measured."""
+    tried = {(cell.dataset, cell.method, cell.variant) for cell in cells}
+    tables: dict[str, dict[str, Any]] = {}
+    for (dataset, method), point in best_points(cells).items():
+        if all((dataset, method, f"{method}+{name}") in tried for name in points(method)):
+            tables.setdefault(dataset, {})[method] = points(method)[point]
+    return tomli_w.dumps(tables)
+
+
+def page(cells: Sequence[Cell]) -> str:
+    """The search in Markdown."""
+    rows = [(*row[:3], f"**{row[3]}**" if row[4] else row[3]) for row in results(cells)]
+    says = f"All clients after {ROUNDS} rounds, with what the server has last; the best point of a method is bold."
+    then = "For `chosen.toml`, of methods of which every point is measured:"
+    return f"# The search\n\n{says}\n\n{markdown(COLUMNS[:4], rows)}\n{then}\n\n```toml\n{lines_of_chosen(cells)}```\n"
