@@ -362,13 +362,14 @@ def _totals(one: Series) -> dict[str, Any]:
     return {
         "bytes": sent,
         "flops": flops,
+        "together": max(run.summary.together for run in one.runs),
         "words": {
             "up": amount(_sent(one, ["up"]), "B"),
             "down": amount(_sent(one, ["down"]), "B"),
             "bytes": amount(sent, "B"),
             "parameters": amount(_sent(one, what="parameters"), ""),
             "flops": amount(flops, "FLOP"),
-            "time": tables.time_said(float(np.mean([sum(run.summary.seconds.values()) for run in one.runs]))),
+            "time": tables.time_said(float(np.mean([run.seconds for run in one.runs]))),
         },
     }
 

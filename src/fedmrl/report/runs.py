@@ -81,6 +81,8 @@ class Summary(_Part):
     flops: FiniteFloat
     targets: list[Cost]
     seconds: dict[str, FiniteFloat]
+    together: int = 1
+    """How many seeds were run as one; `seconds` are of all of them."""
     clients: list[Client]
     class_names: list[str] | None = None
     split: list[dict[int, int]] | None = None
@@ -121,6 +123,11 @@ class FinishedRun:
         """Accuracy by round, as a protocol counts it."""
         whose, view = ("all", self.summary.view) if protocol == "fair" else ("participants", "own")
         return list(curve(self.records, whose, view, self.summary.mode))
+
+    @property
+    def seconds(self) -> float:
+        """Of this seed: an equal share, where several were run as one."""
+        return sum(self.summary.seconds.values()) / self.summary.together
 
 
 @dataclass(frozen=True)
