@@ -7,8 +7,9 @@ import pytest
 from synthetic import all_cells, cell, diverged, target
 from test_page import EVIL, Elements, plain
 
+from fedmrl import cli
 from fedmrl.report.index import MOST_POINTS, index, index_data, thinned, write_index
-from fedmrl.reproduce.cells import Clients, hash_of
+from fedmrl.reproduce.cells import Clients, hash_of, write_cell
 from fedmrl.reproduce.experiments import PAPER, QUICK, wanted
 
 MAIN, OTHER = "cifar10-n100", "cifar100-n100"
@@ -214,8 +215,21 @@ def test_no_text_in_a_cell_becomes_markup():
 
 @pytest.mark.parametrize("scale", [PAPER, QUICK], ids=["paper", "quick"])
 def test_a_whole_reproduction_is_one_small_file_that_asks_for_nothing(scale, tmp_path):
-    path = write_index(all_cells(scale), scale, tmp_path / "new" / "index.html")
+    path = write_index(all_cells(scale), scale, tmp_path / "new")
     text = path.read_text(encoding="utf-8")
     assert "default-src 'none'" in text and "{{" not in text.split("<script>")[0]
     assert not [word for word in ("https://", 'src="', "@import", "url(") if word in text]
-    assert len(text) < 400_000 and path.parent.name == "new"
+    assert len(text) < 400_000 and path == tmp_path / "new" / "index.html"
+
+
+def test_results_open_with_the_page_of_the_papers_scale(tmp_path):
+    assert write_index([], PAPER, tmp_path / "results" / "paper") == tmp_path / "results" / "index.html"
+    assert write_index([], QUICK, tmp_path / "results" / "quick") == tmp_path / "results" / "quick" / "index.html"
+
+
+def test_a_reproduction_names_only_what_it_wrote(tmp_path, capsys):
+    write_cell(tmp_path, diverged(MAIN, "fedmrl"))
+    cli._print_reproduction(tmp_path, PAPER)
+    said = capsys.readouterr().out
+    assert f"Page: {tmp_path / 'index.html'}" in said and f"Tables: {tmp_path / 'tables'}" in said
+    assert "Figures" not in said and not (tmp_path / "figures").exists()

@@ -315,3 +315,4 @@ def test_the_same_cells_make_the_same_files(tmp_path):
 def test_nothing_measured_is_no_figure(tmp_path):
     assert write_figures([], PAPER, tmp_path) == []
     assert write_figures([diverged()], QUICK, tmp_path) == []
+    assert list(tmp_path.iterdir()) == []

@@ -52,8 +52,10 @@ WITHOUT_MRL = 6
 """The colour of FedMRL without Matryoshka learning."""
 
 
-def write_index(cells: Sequence[Cell], scale: Scale, path: Path) -> Path:
-    """Write the page of a reproduction, whatever is measured of it."""
+def write_index(cells: Sequence[Cell], scale: Scale, folder: Path) -> Path:
+    """Write the page of a reproduction, whatever is measured of it; that of `results/paper` is what `results` opens with."""
+    home = scale.name == "paper" and folder.parts[-2:] == ("results", "paper")
+    path = (folder.parent if home else folder) / "index.html"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, index(cells, scale))
     return path

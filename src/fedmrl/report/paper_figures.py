@@ -82,7 +82,6 @@ def write_figures(cells: Sequence[Cell], scale: Scale, folder: Path) -> list[Pat
     from matplotlib import rc_context
 
     outcomes, written = Outcomes(cells, scale), []
-    (folder / "figures").mkdir(parents=True, exist_ok=True)
     with rc_context(LOOK):
         for name, draw in FIGURES.items():
             if figure := draw(outcomes):
@@ -92,6 +91,7 @@ def write_figures(cells: Sequence[Cell], scale: Scale, folder: Path) -> list[Pat
 
 def _save(figure: "Figure", path: Path) -> Path:
     kind = path.suffix.removeprefix(".")
+    path.parent.mkdir(parents=True, exist_ok=True)
     # Without the time of day, the same cells make the same file.
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
     with replacing(path) as part:
