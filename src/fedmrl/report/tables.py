@@ -93,6 +93,25 @@ def amount(value: float, unit: str) -> str:
     return f"{value:.3g} {unit}"
 
 
+def count(value: float) -> str:
+    """A number as short as it can be read.
+
+    >>> count(59.6), count(0.25), count(2.5e6)
+    ('60', '0.25', '2.5 M')
+    """
+    return f"{value:.0f}" if 1 <= value < 1000 else amount(value, "").strip()
+
+
+def signed(value: float, digits: int = 2) -> str:
+    """A difference with its sign, a real minus.
+
+    >>> signed(1.5), signed(-0.25), signed(-0.001), signed(3.36, digits=1)
+    ('+1.50', '−0.25', '0.00', '+3.4')
+    """
+    text = f"{value:+.{digits}f}"
+    return f"{0:.{digits}f}" if float(text) == 0 else text.replace("-", "−")
+
+
 def time_said(seconds: float) -> str:
     """A time that can be read at a glance.
 
