@@ -453,12 +453,11 @@ def _print_reproduction(folder: Path, scale: Scale) -> None:
     for cell in cells:
         if cell.diverged:
             _notice(f"{cell.setting}/{cell.variant}, seed {cell.seed}: {cell.diverged['reason']}")
-    write_tables(cells, scale, folder)
-    write_figures(cells, scale, folder)
-    page = write_index(cells, scale, folder / "index.html")
-    places = {"Page": page, "Tables": folder / "tables", "Figures": folder / "figures", "Each run": folder / "cells"}
-    for what, path in places.items():
-        if path.exists():
+    tables, figures = write_tables(cells, scale, folder), write_figures(cells, scale, folder)
+    page = write_index(cells, scale, folder)
+    places = {"Page": page, "Tables": tables and folder / "tables", "Figures": figures and folder / "figures"}
+    for what, path in {**places, "Each run": folder / "cells"}.items():
+        if path:
             out.print(f"{what}: {path}", soft_wrap=True, markup=False)
 
 

@@ -7,9 +7,10 @@ import pytest
 from synthetic import all_cells, cell, diverged, target
 from test_page import EVIL, Elements, plain
 
+from fedmrl import cli
 from fedmrl.report.index import MOST_POINTS, index, index_data, thinned, write_index
-from fedmrl.reproduce.cells import Clients, hash_of
-from fedmrl.reproduce.experiments import PAPER, QUICK, wanted
+from fedmrl.reproduce.cells import Clients, write_cell
+from fedmrl.reproduce.experiments import METHOD_ORDER, PAPER, QUICK
 
 MAIN, OTHER = "cifar10-n100", "cifar100-n100"
 
@@ -65,14 +66,52 @@ def test_the_title_counts_first_places_and_leads_under_each_protocol():
     ]
     assert plain(answer(cells)["title"]) == "FedMRL is first in both federations so far, by 5.0 to 10.0 points"
     assert plain(answer(cells, "paper")["title"]) == "FedMRL is first in 1 of 2 federations so far, by 20.0 points"
-    assert card(cells, "Most accurate")["values"] == [["2 of 2", "counted fairly"], ["1 of 2", "the paper’s way"]]
-    assert [card(cells, "Most accurate", p)["verdict"] for p in ("fair", "paper")] == ["holds", "holds in part"]
+    found = [card(cells, "Most accurate", protocol) for protocol in ("fair", "paper")]
+    assert [values(shown) for shown in found] == [["2 of 2"], ["1 of 2"]]
+    assert [shown["verdict"] for shown in found] == ["so far: holds", "so far: holds in part"]
 
 
 def test_who_is_behind_is_said_to_be_behind():
     cells = [cell(MAIN, "fedmrl", fair=0.8), cell(MAIN, "fd", fair=0.82)]
     assert plain(answer(cells)["title"]) == "FedMRL is not first in the one federation so far, 2.0 points behind"
-    assert card(cells, "Most accurate")["verdict"] == "does not hold"
+    assert card(cells, "Most accurate")["verdict"] == "so far: does not hold"
+
+
+def test_a_verdict_stays_only_when_every_run_that_it_takes_is_measured():
+    whole = [
+        cell(f"{dataset}-{federation}", method, seed, fair=0.9 if method == "fedmrl" else 0.8)
+        for dataset in PAPER.datasets
+        for federation in PAPER.federations
+        for method in METHOD_ORDER
+        for seed in PAPER.seeds_of(f"{dataset}-{federation}", method)
+    ]
+    assert card(whole, "Most accurate")["verdict"] == "holds"
+    assert plain(answer(whole)["title"]) == "FedMRL is first in all 6 federations, by 10.0 points"
+    for lacking in (("cifar10-n10", "fd", 0), (MAIN, "fedapen", 2)):
+        cells = [one for one in whole if one.key != lacking]
+        assert card(cells, "Most accurate")["verdict"] == "so far: holds"
+        assert "so far" in answer(cells)["title"]
+    assert card(cells, "Ahead of the others")["verdict"] == "so far: holds", "its column lacks a seed"
+
+
+def test_who_loses_with_the_one_seed_that_all_have_is_not_first():
+    cells = [cell(MAIN, "fedmrl", seed, fair=fair) for seed, fair in enumerate((0.8, 0.9, 0.9))]
+    cells.append(cell(MAIN, "fedproto", fair=0.85))
+    assert plain(answer(cells)["title"]) == "FedMRL is not first in the one federation so far, 5.0 points behind"
+    assert (
+        "FedMRL 86.67 %, −5.00 points against FedProto, the best of the others so far, over seed 0, which all have."
+        in plain(answer(cells)["lead"])
+    )
+    shown = card(cells, "Ahead of the others")
+    assert (values(shown), shown["verdict"]) == (["−5.0"], "so far: does not hold")
+    data = index_data(cells, PAPER)
+    assert entry(data, "FedProto", 2, "fair") == {"text": "85.00", "mark": "best", "seeds": "seed 0"}
+    assert "Over fewer seeds: FedProto (seed 0)." in data["curves"][2]["absent"]
+
+
+def test_who_shares_no_seed_with_the_others_cannot_be_judged():
+    cells = [cell(MAIN, "fedmrl", 1), *(cell(MAIN, method) for method in ("fml", "fd"))]
+    assert answer(cells)["title"] == "Whether FedMRL wins cannot be said yet"
 
 
 def test_fedmrl_that_diverged_is_not_first_and_another_that_did_is_no_rival():
@@ -93,23 +132,33 @@ def test_the_lead_names_the_best_other_and_under_its_protocol_the_papers_numbers
 def test_the_margin_says_with_how_many_seeds_it_is_ahead():
     cells = [cell(MAIN, "fedmrl", seed, fair=ours) for seed, ours in enumerate((0.80, 0.90))]
     cells += [cell(MAIN, "fedproto", seed, fair=theirs) for seed, theirs in enumerate((0.82, 0.80))]
-    shown = card(cells, "Ahead at N=100")
-    assert values(shown) == ["+4.0"] and captions(shown) == ["CIFAR-10, against FedProto, ahead with 1 of 2 seeds"]
+    shown = card(cells, "Ahead of the others")
+    assert values(shown) == ["+4.0"] and captions(shown) == ["CIFAR-10 N=100, against FedProto, ahead with 1 of 2 seeds"]
 
 
 def test_convergence_is_against_the_soonest_that_reaches_the_target_with_every_seed():
+    rounds = {"fedmrl": (40, 40), "fedproto": (70, 70), "fml": (10, None)}
     cells = [
-        cell(MAIN, "fedmrl", targets=[target(0.9, rounds=40)]),
-        cell(MAIN, "fedproto", targets=[target(0.9, rounds=70)]),
-        cell(MAIN, "fml", 0, targets=[target(0.9, rounds=10)]),
-        cell(MAIN, "fml", 1, targets=[target(0.9)]),
+        cell(MAIN, method, seed, targets=[target(0.9, rounds=at)])
+        for method, of_seeds in rounds.items()
+        for seed, at in enumerate(of_seeds)
     ]
     shown = card(cells, "Learns in fewer rounds")
     assert (values(shown), captions(shown)) == (["40"], ["CIFAR-10, rounds to 90 %; FedProto 70"])
-    assert shown["verdict"] == "holds"
-    unreached = [cell(MAIN, "fedmrl", targets=[target(0.9)]), cells[1]]
-    assert card(unreached, "Learns in fewer rounds")["verdict"] == "does not hold"
+    assert shown["verdict"] == "so far: holds"
+    with_seed_0 = [one for one in cells if one.seed == 0 or one.method == "fedmrl"]
+    assert captions(card(with_seed_0, "Learns in fewer rounds")) == ["CIFAR-10, rounds to 90 %; FML 10"]
+    unreached = [cell(MAIN, "fedmrl", targets=[target(0.9)]), cells[2]]
+    assert card(unreached, "Learns in fewer rounds")["verdict"] == "so far: does not hold"
     assert card(cells[:1], "Learns in fewer rounds") is None, "alone it cannot be judged"
+
+
+def test_what_is_sent_is_held_against_its_kind_and_what_is_computed_against_fedproto():
+    costs = {"fedmrl": (2e6, 3e12), "fedproto": (1e3, 4e12), "fml": (3e6, 1e12)}
+    cells = [cell(MAIN, m, targets=[target(0.9, rounds=9, parameters=p, flops=f)]) for m, (p, f) in costs.items()]
+    sent, computed = card(cells, "Sends less than its kind"), card(cells, "Computes less")
+    assert captions(sent) == ["CIFAR-10, parameters to 90 %; FML 3 M"] and sent["verdict"] == "so far: holds"
+    assert captions(computed) == ["CIFAR-10, FLOPs to 90 %; FedProto 4 T"] and values(computed) == ["3 T"]
 
 
 def test_the_share_of_clients_that_gain_stands_beside_the_papers():
@@ -129,16 +178,16 @@ def test_mix_small_is_enough_where_it_is_nearer_to_mix_large_than_to_a_single_mo
         return [cell(MAIN, "fedmrl", inference={"aggregated": found})]
 
     near, far = (card(modes(*of), "mix-small is enough") for of in ((0.88, 0.6), (0.7, 0.65)))
-    assert (values(near), near["verdict"]) == (["−2.0"], "holds")
+    assert (values(near), near["verdict"]) == (["−2.0"], "so far: holds")
     assert captions(near) == ["CIFAR-10; a single model −30.0"]
-    assert (values(far), far["verdict"]) == (["−20.0"], "does not hold")
+    assert (values(far), far["verdict"]) == (["−20.0"], "so far: does not hold")
 
 
 def test_matryoshka_learning_is_judged_by_dimension():
     cells = [cell(MAIN, "fedmrl", fair=0.8), cell(MAIN, "fedmrl-without-mrl-d1-100", fair=0.7)]
     cells += [cell(MAIN, "fedmrl-d1-150", fair=0.7), cell(MAIN, "fedmrl-without-mrl-d1-150", fair=0.75)]
     shown = card(cells, "Matryoshka helps")
-    assert values(shown) == ["1 of 2"] and shown["verdict"] == "holds in part"
+    assert values(shown) == ["1 of 2"] and shown["verdict"] == "so far: holds in part"
 
 
 # Tables and charts
@@ -189,13 +238,13 @@ def test_seeds_that_were_run_as_one_share_their_time():
     assert [row["seconds"] for row in data["cells"]] == [30.0] * 4 and data["time"] == "2 min 0 s on H200"
 
 
-def test_runs_of_another_recipe_are_marked_and_those_beyond_the_figures_counted():
-    one = next(one for one in wanted("table-hetero", PAPER) if one.name == f"{MAIN}/fedmrl")
-    mine, old = cell(MAIN, "fedmrl", 0, hash=hash_of(one.recipe)), cell(MAIN, "fedmrl", 1)
+def test_runs_of_another_recipe_are_left_out_and_named_and_those_beyond_the_figures_counted():
+    mine, old = cell(MAIN, "fedmrl", 0, fair=0.8), cell(MAIN, "fedmrl", 1, fair=0.9, hash="0" * 16)
     data = index_data([mine, old, cell(f"{MAIN}-search", "fedmrl+authors")], PAPER)
     assert [row.get("other", False) for row in data["cells"]] == [False, True, False]
-    assert data["notes"][0].startswith("1 run was measured with another recipe") and data["beyond"] == 1
-    assert "2 of 202 runs are measured" in data["facts"]
+    left_out = "Left out, as measured with another recipe than this version has: cifar10-n100/fedmrl (seed 1)."
+    assert data["notes"] == [left_out] and data["beyond"] == 1
+    assert "1 of 202 runs are measured" in data["facts"] and entry(data, "FedMRL", 2, "fair")["text"] == "80.00"
 
 
 def test_each_experiment_says_how_much_of_it_there_is():
@@ -204,7 +253,7 @@ def test_each_experiment_says_how_much_of_it_there_is():
 
 
 def test_no_text_in_a_cell_becomes_markup():
-    texts = {"command": EVIL, "device": EVIL, "engine": EVIL, "versions": {EVIL: EVIL}, "hash": EVIL}
+    texts = {"command": EVIL, "device": EVIL, "engine": EVIL, "versions": {EVIL: EVIL}}
     bad = diverged(MAIN, "fd").model_copy(update={"diverged": {"round": 1, "reason": EVIL}})
     found = Elements(index([cell(MAIN, "fedmrl", **texts), bad], PAPER))
     expected = Elements(index([cell(MAIN, "fedmrl"), diverged(MAIN, "fd")], PAPER))
@@ -214,8 +263,21 @@ def test_no_text_in_a_cell_becomes_markup():
 
 @pytest.mark.parametrize("scale", [PAPER, QUICK], ids=["paper", "quick"])
 def test_a_whole_reproduction_is_one_small_file_that_asks_for_nothing(scale, tmp_path):
-    path = write_index(all_cells(scale), scale, tmp_path / "new" / "index.html")
+    path = write_index(all_cells(scale), scale, tmp_path / "new")
     text = path.read_text(encoding="utf-8")
     assert "default-src 'none'" in text and "{{" not in text.split("<script>")[0]
     assert not [word for word in ("https://", 'src="', "@import", "url(") if word in text]
-    assert len(text) < 400_000 and path.parent.name == "new"
+    assert len(text) < 400_000 and path == tmp_path / "new" / "index.html"
+
+
+def test_results_open_with_the_page_of_the_papers_scale(tmp_path):
+    assert write_index([], PAPER, tmp_path / "results" / "paper") == tmp_path / "results" / "index.html"
+    assert write_index([], QUICK, tmp_path / "results" / "quick") == tmp_path / "results" / "quick" / "index.html"
+
+
+def test_a_reproduction_names_only_what_it_wrote(tmp_path, capsys):
+    write_cell(tmp_path, diverged(MAIN, "fedmrl"))
+    cli._print_reproduction(tmp_path, PAPER)
+    said = capsys.readouterr().out
+    assert f"Page: {tmp_path / 'index.html'}" in said and f"Tables: {tmp_path / 'tables'}" in said
+    assert "Figures" not in said and not (tmp_path / "figures").exists()

@@ -15,7 +15,7 @@ def reports(tmp_path_factory):
     """The pages of a whole reproduction, of one that is under way, and of one that has not begun."""
     folder = tmp_path_factory.mktemp("pages")
     made = {"paper": (all_cells(PAPER), PAPER), "quick": (all_cells(QUICK), QUICK), "empty": ([], PAPER)}
-    return {name: write_index(cells, scale, folder / f"{name}.html") for name, (cells, scale) in made.items()}
+    return {name: write_index(cells, scale, folder / name) for name, (cells, scale) in made.items()}
 
 
 @pytest.fixture

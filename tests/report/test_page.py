@@ -13,6 +13,7 @@ from fedmrl.errors import UserError
 from fedmrl.federation.loop import run_seeds
 from fedmrl.report.page import NO_BREAK, embedded, page, page_data, write_page
 from fedmrl.report.runs import find_runs, make_series
+from fedmrl.report.tables import comparison_rows
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +131,17 @@ def test_a_target_that_some_seeds_reached_says_how_many(runs):
     data = data_of(runs)
     place = [one["name"] for one in data["series"]].index("FedMRL")
     assert data["targets"]["fair"][0]["rows"][place][0].endswith("(1 of 2 seeds)")
+
+
+def test_seeds_that_were_run_as_one_share_their_time(runs):
+    for seed in (0, 1):
+        change(runs / f"fedmrl-seed-{seed}", together=2, seconds={"training": 500.0})
+        change(runs / f"standalone-seed-{seed}", together=None, seconds={"training": 20.0})
+    data = data_of(runs)
+    found = {one["name"]: total["words"]["time"] for one, total in zip(data["series"], data["totals"], strict=True)}
+    assert found == {"FedMRL": "4 min 10 s", "Standalone": "20.0 s"}
+    rows = comparison_rows({"fedmrl": "FedMRL"}, {"fedmrl": [summary_of(runs / f"fedmrl-seed-{seed}") for seed in (0, 1)]})
+    assert rows[0][-1] == "250.0 s"
 
 
 def test_many_clients_are_cut_in_the_heat_map_alone(runs):

@@ -222,11 +222,11 @@ def test_classes_are_varied_from_that_of_the_tables():
 
 
 def test_a_setting_that_diverged_is_a_cross_and_a_note():
-    cells = [cell(f"{MAIN}-dirichlet-0.1"), diverged(f"{MAIN}-dirichlet-0.1", "fedproto")]
+    cells = [cell(f"{MAIN}-dirichlet-0.1"), *(diverged(f"{MAIN}-dirichlet-0.1", "fedproto", seed) for seed in (0, 1))]
     figure = sweep_figure(outcomes(*cells), SWEEPS["non-iid-dirichlet"])
     crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
     assert {(line.get_xdata()[0], line.get_color()) for line in crosses} == {(0.1, STYLES["fedproto"].colour)}
-    assert "Diverged (×): FedProto (CIFAR-10 at 0.1)." in note(figure)
+    assert "Diverged (×): FedProto (CIFAR-10 at 0.1)." in note(figure) and "CIFAR-10: seed 0." in note(figure)
 
 
 def test_the_plain_run_stands_for_its_own_d1_alone():
@@ -247,6 +247,25 @@ def test_the_plain_run_stands_for_its_own_d1_alone():
 def test_a_run_of_its_own_comes_before_the_plain_one():
     found = outcomes(cell(fair=0.8), cell(variant="fedmrl-d1-100", fair=0.7))
     assert found.of_dim(MAIN, 100).mean("fair") == pytest.approx(70)
+
+
+def test_a_sweep_is_over_the_seeds_that_all_its_points_have():
+    cells = [cell(seed=seed, fair=fair) for seed, fair in enumerate((0.6, 0.9))]
+    cells += [cell(f"{MAIN}-classes-4", fair=0.7), cell(f"{MAIN}-classes-6", seed=5, fair=0.7)]
+    figure = sweep_figure(outcomes(*cells), SWEEPS["non-iid-class"])
+    fair, _ = drawn(figure.axes[0], STYLES["fedmrl"].colour)
+    assert [fair[2], fair[4]] == pytest.approx([60, 70]) and np.isnan(fair[6])
+    assert "CIFAR-10: seed 0." in note(figure) and "Shares no seed with the others: FedMRL (CIFAR-10 at 6)." in note(figure)
+
+
+def test_curves_and_costs_say_which_mean_is_over_fewer_seeds():
+    cells = [cell(targets=[target(0.9)]), cell(seed=1, targets=[target(0.9)]), cell(variant="fml", targets=[target(0.9)])]
+    for figure in (curves_figure(outcomes(*cells), "fair"), costs_figure(outcomes(*cells), "fair")):
+        assert "Over fewer seeds than others: FML (CIFAR-10 N=100: seed 0)." in note(figure)
+
+
+def test_a_cell_of_another_recipe_is_not_drawn():
+    assert curves_figure(outcomes(cell(hash="0" * 16)), "fair") is None
 
 
 def test_several_seeds_have_error_bars():
@@ -315,3 +334,4 @@ def test_the_same_cells_make_the_same_files(tmp_path):
 def test_nothing_measured_is_no_figure(tmp_path):
     assert write_figures([], PAPER, tmp_path) == []
     assert write_figures([diverged()], QUICK, tmp_path) == []
+    assert list(tmp_path.iterdir()) == []

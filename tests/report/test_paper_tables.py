@@ -4,9 +4,11 @@ import re
 import pytest
 from synthetic import all_cells, cell, diverged, target
 
+from fedmrl.report.claims import claims_table
 from fedmrl.report.grid import Entry, Grid, to_latex, to_markdown
 from fedmrl.report.outcomes import Outcomes
-from fedmrl.report.paper_tables import accuracy_grid, cost_grid, difference_grids, standing, write_tables
+from fedmrl.report.paper_tables import accuracy_grid, cost_grid, difference_grids, write_tables
+from fedmrl.report.standings import standing
 from fedmrl.reproduce.experiments import PAPER, QUICK
 
 MAIN = "cifar10-n100"
@@ -34,6 +36,39 @@ def test_several_seeds_have_a_spread_and_one_has_none():
     assert entry(grid, "FedMRL", 2).text == "85.00 ± 7.07"
     assert entry(grid, "FML", 2).text == "50.00"
     assert any("sample standard deviation" in note for note in grid.notes)
+
+
+def test_who_is_best_is_judged_by_the_seeds_that_all_have(tmp_path):
+    cells = [cell(seed=seed, fair=fair) for seed, fair in enumerate((0.8, 0.9, 0.9))]
+    cells += [cell(variant="fedproto", fair=0.85), cell(variant="fml", seed=5, fair=0.99)]
+    grid = accuracies(cells)
+    assert entry(grid, "FedProto", 2) == Entry("85.00", "best", seeds="seed 0")
+    assert entry(grid, "FedMRL", 2) == Entry("86.67 ± 5.77", "second", seeds="seeds 0, 1, 2")
+    assert entry(grid, "FML", 2) == Entry("99.00", seeds="seed 5")
+    assert entry(grid, "FedMRL − best baseline", 2) == Entry("−5.00*", seeds="seed 0")
+    assert "Not compared, as no seed is shared with most others: FML (CIFAR-10 N=100)." in grid.notes
+    assert "**85.00** [seed 0]" in to_markdown("t", [grid]) and r"\textbf{85.00}\,{\scriptsize[seed 0]}" in to_latex(
+        "t", "t", [grid]
+    )
+    place = standing(outcomes := Outcomes(cells, PAPER), outcomes.main("cifar10"), "fair")
+    assert (place.rank, place.of, place.first) == (2, 2, False)
+    write_tables(cells, PAPER, tmp_path)
+    rows = rows_of(tmp_path / "tables" / "table-hetero.csv")
+    here = {r["row"]: r for r in rows if (r["dataset"], r["federation"], r["protocol"]) == ("cifar10", "n100", "fair")}
+    found = {name: here[name]["compared_over"] for name in ("fedmrl", "fml", "fedmrl-minus-best-baseline")}
+    assert found == {"fedmrl": "0", "fml": "", "fedmrl-minus-best-baseline": "0"} and here["fedmrl"]["seeds"] == "0 1 2"
+
+
+def test_one_that_diverged_takes_no_seed_from_the_others():
+    cells = [cell(variant=method, seed=seed, fair=0.8) for method in ("fedmrl", "fml") for seed in range(3)]
+    assert entry(accuracies([*cells, diverged(variant="fd")]), "FML", 2) == Entry("80.00 ± 0.00", "best")
+
+
+def test_a_cell_of_another_recipe_is_left_out_and_named():
+    grid = accuracies([cell(fair=0.8), cell(seed=1, fair=0.9, hash="0" * 16), cell(variant="fml", hash="0" * 16)])
+    assert entry(grid, "FedMRL", 2).text == "80.00" and entry(grid, "FML", 2).text == "·"
+    names = "cifar10-n100/fedmrl (seed 1), cifar10-n100/fml (seed 0)"
+    assert f"Left out, as measured with another recipe than this version has: {names}." in grid.notes
 
 
 def test_each_protocol_has_its_own_number():
@@ -149,7 +184,7 @@ def test_rank_counts_those_that_are_better_and_those_that_diverged_as_worse():
         diverged(variant="fd"),
     ]
     outcomes = Outcomes(cells, PAPER)
-    found = standing(outcomes, outcomes.main("cifar10"))
+    found = standing(outcomes, outcomes.main("cifar10"), "fair")
     assert (found.rank, found.of, found.margin.against) == (2, 5, "fedproto")
     assert found.margin.points == pytest.approx(-5)
     row = next(entries for name, entries in difference_grids(outcomes)[-1].groups[0] if name == "CIFAR-10, N=100, C=10%")
@@ -180,10 +215,11 @@ def test_a_target_may_be_reached_by_none_or_by_some_seeds():
     never, once = target(0.9), target(0.9, rounds=30, parameters=5e3, flops=1e9)
     cells = [
         cell(targets=[never]),
+        cell(seed=1, targets=[never]),
         cell(variant="fml", targets=[once]),
         cell(variant="fml", seed=1, targets=[never]),
         diverged(variant="fd"),
-        cell(variant="fedkd", targets=[target(0.5, rounds=3)]),  # of another target
+        *(cell(variant="fedkd", seed=seed, targets=[target(0.5, rounds=3)]) for seed in (0, 1)),  # of another target
     ]
     grid = costs(cells)
     assert entry(grid, "FedMRL", 0).text == "not reached" and entry(grid, "FML", 0).text == "30 (1/2)"
@@ -195,11 +231,13 @@ def test_the_least_cost_is_best_and_seeds_have_a_spread():
     cells = [
         cell(targets=[target(0.9, rounds=10, parameters=1e6, flops=1e9)]),
         cell(seed=1, targets=[target(0.9, rounds=20, parameters=3e6, flops=1e9)]),
-        cell(variant="standalone", targets=[target(0.9, rounds=40, parameters=0, flops=1e8)]),
+        *(cell(variant="standalone", seed=s, targets=[target(0.9, rounds=40, parameters=0, flops=1e8)]) for s in (0, 1)),
     ]
     grid = costs(cells)
     assert entry(grid, "FedMRL", 0) == Entry("15 ± 7", "best") and entry(grid, "FedMRL", 1) == Entry("2 M ± 1.41 M", "second")
     assert entry(grid, "Standalone", 1) == Entry("0", "best")
+    fewer = costs([*cells[:3], cell(variant="fml", targets=[target(0.9, rounds=12)])])
+    assert entry(fewer, "FML", 0) == Entry("12", "second", seeds="seed 0"), "with seed 0 FedMRL takes 10"
 
 
 def test_costs_as_csv_have_a_row_for_each_seed(tmp_path):
@@ -208,6 +246,32 @@ def test_costs_as_csv_have_a_row_for_each_seed(tmp_path):
     rows = rows_of(tmp_path / "tables" / "costs.csv")
     ours = [r for r in rows if (r["method"], r["dataset"], r["protocol"]) == ("fedmrl", "cifar10", "fair")]
     assert [(r["seed"], r["reached"], r["rounds"]) for r in ours] == [("0", "True", "10.0"), ("1", "False", "")]
+
+
+# Claims
+
+
+def claim(cells, title, scale=PAPER):
+    """The row of a claim: what the paper says, ours under its protocol, under the fair one, whether it holds."""
+    lines = claims_table(Outcomes(cells, scale)).splitlines()
+    return next(line.strip("| ").split(" | ")[1:] for line in lines if line.startswith(f"| {title} "))
+
+
+def test_each_claim_stands_beside_what_was_measured_under_both_protocols():
+    cells = [cell(fair=0.8, paper=0.9), cell(variant="fedproto", fair=0.75, paper=0.95)]
+    says, paper, fair, holds = claim(cells, "Ahead of the others")
+    assert says.startswith("By up to 8.48 points ahead")
+    assert paper == "−5.0 (CIFAR-10 N=100, against FedProto, one seed; the paper: +3.36)"
+    assert fair == "+5.0 (CIFAR-10 N=100, against FedProto, one seed)"
+    assert holds == "its protocol: so far: does not hold; fair: so far: holds"
+    assert claim(cells, "Matryoshka helps")[1:] == ["not measured"] * 3
+    assert claim(cells, "Most clients gain")[1] == "–", "there is one way to count it"
+
+
+def test_a_whole_reproduction_has_a_verdict_on_every_claim():
+    cells = all_cells(PAPER)
+    outcomes = Outcomes(cells, PAPER)
+    assert not [row for row in claims_table(outcomes).splitlines() if row.startswith("|") and "so far" in row]
 
 
 # Files
@@ -251,6 +315,7 @@ def test_whatever_a_text_has_latex_can_print_it():
 def test_only_what_was_measured_is_written(tmp_path):
     assert write_tables([], PAPER, tmp_path) == []
     names = {path.name for path in write_tables([cell("cifar10-n10-homogeneous")], PAPER, tmp_path)}
-    assert names == {f"{name}.{suffix}" for name in ("table-homo", "difference") for suffix in ("md", "tex", "csv")}
+    tables = {f"{name}.{suffix}" for name in ("table-homo", "difference") for suffix in ("md", "tex", "csv")}
+    assert names == tables | {"claims.md"}
     written = write_tables(all_cells(PAPER), PAPER, tmp_path)
-    assert len(written) == 12 and all(path.is_file() for path in written)
+    assert len(written) == 13 and all(path.is_file() for path in written)

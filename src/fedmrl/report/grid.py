@@ -24,6 +24,8 @@ class Entry:
     mark: Mark = ""
     aside: str = ""
     aside_mark: Mark = ""
+    seeds: str = ""
+    """Which seeds it is over, where others in its column have more."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def _flat(grid: Grid) -> list[str]:
 
 def _markdown_entry(entry: Entry) -> str:
     marks = {"": "", "best": "**", "second": "_"}
-    shown = f"{marks[entry.mark]}{entry.text}{marks[entry.mark]}"
+    shown = f"{marks[entry.mark]}{entry.text}{marks[entry.mark]}" + (f" [{entry.seeds}]" if entry.seeds else "")
     return f"{shown} ({marks[entry.aside_mark]}{entry.aside}{marks[entry.aside_mark]})" if entry.aside else shown
 
 
@@ -117,7 +119,7 @@ def _rules(row: Sequence[tuple[str, int]]) -> list[str]:
 
 
 def _latex_entry(entry: Entry) -> str:
-    shown = _latex_marked(entry.text, entry.mark)
+    shown = _latex_marked(entry.text, entry.mark) + (rf"\,{{\scriptsize[{entry.seeds}]}}" if entry.seeds else "")
     return f"{shown} ({_latex_marked(entry.aside, entry.aside_mark)})" if entry.aside else shown
 
 

@@ -3,6 +3,7 @@ const data = JSON.parse(byId("data").textContent);
 const colours = new Map(data.methods.map(({ title, colour }) => [title, colour]));
 const FEDMRL = colours.get("FedMRL");
 const FEDPROTO = colours.get("FedProto");
+// A verdict that may yet turn ("so far: …") has no sign and no colour.
 const SIGNS = { holds: "✓", "holds in part": "≈", "does not hold": "✕" };
 const state = { protocol: "fair", kind: Object.keys(data.tables)[0], hidden: new Set() };
 const HINT = "Point at a chart, or focus it and use the arrow keys.";
@@ -11,20 +12,20 @@ const card = ({ claim, verdict, values, note }) =>
   el(
     "article",
     { class: "card", "data-verdict": verdict },
-    el("h3", {}, claim, el("span", { class: "verdict" }, el("span", { "aria-hidden": "true" }, `${SIGNS[verdict]} `), verdict)),
+    el("h3", {}, claim, el("span", { class: "verdict" }, SIGNS[verdict] ? el("span", { "aria-hidden": "true" }, `${SIGNS[verdict]} `) : null, verdict)),
     el("div", { class: "figures" }, values.map(([value, caption]) => el("p", {}, el("b", { class: "value" }, value), el("span", { class: "aside" }, caption)))),
     el("p", { class: "aside" }, note),
   );
 
 // What stands in a place of a table. A dash is a method that diverged, a point one that was not measured.
-function entryCell({ text, mark, aside, difference }, isMethod, edge) {
+function entryCell({ text, mark, aside, difference, seeds }, isMethod, edge) {
   const absent = { "–": isMethod ? "diverged" : "–", "·": "·", "not reached": "not reached" }[text];
   const [mean, spread] = text.split(" ± ");
   const shown = absent
     ? el("span", { class: "none", title: text === "·" ? "not measured" : null }, absent, text === "·" ? el("span", { class: "unseen" }, "not measured") : null)
     : el("span", { class: mark ? `mark ${mark}` : null }, mean, spread ? el("small", {}, ` ± ${spread}`) : null);
   const beside = aside ? el("small", { class: "beside" }, `(${aside})`, difference ? ` ${difference}` : "") : null;
-  return el("td", { class: edge ? "number edge" : "number" }, shown, beside);
+  return el("td", { class: edge ? "number edge" : "number" }, shown, seeds ? el("small", { class: "beside" }, `[${seeds}]`) : null, beside);
 }
 
 // A grid of the paper's kind: grouped columns, groups of rows.

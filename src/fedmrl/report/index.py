@@ -3,8 +3,7 @@
 `index.html` has its sections and `index.js` fills them from the data made here. Cells that are missing are said, no error.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +11,17 @@ import numpy as np
 
 from fedmrl import __version__
 from fedmrl.files import write_whole
+from fedmrl.report.claims import CLAIMS, Claim, client_gains, is_ahead, mode_means, share_said, standings
 from fedmrl.report.grid import Entry, Grid
-from fedmrl.report.outcomes import TITLES, Column, Kind, Outcome, Outcomes, dataset_title
-from fedmrl.report.page import NO_BREAK, filled
+from fedmrl.report.outcomes import TITLES, Kind, Outcome, Outcomes, dataset_title, fewer_seeds, finished_seeds, seeds_said
+from fedmrl.report.page import NO_BREAK, banded, filled, rounded
 from fedmrl.report.page import PROTOCOLS as PROTOCOL_WORDS
-from fedmrl.report.paper_figures import MODES, PAPER_GAINS, SWEEPS, Gains, Values, curve_values, gains
-from fedmrl.report.paper_tables import (
-    BASELINES,
-    NAMES,
-    Margin,
-    accuracy_grid,
-    any_measured,
-    cost_grid,
-    difference,
-    measured_margin,
-    printed_margin,
-    signed,
-)
-from fedmrl.report.tables import time_said
-from fedmrl.reproduce.cells import PROTOCOLS, Cell, Protocol, hash_of
-from fedmrl.reproduce.experiments import EXPERIMENTS, METHOD_ORDER, Scale, Wanted, wanted
+from fedmrl.report.paper_figures import PAPER_GAINS, SWEEPS, Values, curve_values
+from fedmrl.report.paper_tables import NAMES, accuracy_grid, any_measured, cost_grid, difference
+from fedmrl.report.standings import BASELINES, Margin, measured_margin, printed_margin
+from fedmrl.report.tables import signed, time_said
+from fedmrl.reproduce.cells import PROTOCOLS, Cell, Protocol
+from fedmrl.reproduce.experiments import EXPERIMENTS, METHOD_ORDER, Scale
 
 Data = dict[str, Any]
 
@@ -52,8 +42,10 @@ WITHOUT_MRL = 6
 """The colour of FedMRL without Matryoshka learning."""
 
 
-def write_index(cells: Sequence[Cell], scale: Scale, path: Path) -> Path:
-    """Write the page of a reproduction, whatever is measured of it."""
+def write_index(cells: Sequence[Cell], scale: Scale, folder: Path) -> Path:
+    """Write the page of a reproduction, whatever is measured of it; that of `results/paper` is what `results` opens with."""
+    home = scale.name == "paper" and folder.parts[-2:] == ("results", "paper")
+    path = (folder.parent if home else folder) / "index.html"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, index(cells, scale))
     return path
@@ -69,12 +61,12 @@ def index(cells: Sequence[Cell], scale: Scale) -> str:
 
 def index_data(cells: Sequence[Cell], scale: Scale) -> Data:
     """All that the page shows."""
-    outcomes, coverage = Outcomes(cells, scale), Coverage.of(cells, scale)
+    outcomes = Outcomes(cells, scale)
     return {
         "version": __version__,
         "quick": scale.name == "quick",
-        "facts": _facts(outcomes, coverage),
-        "notes": coverage.notes(),
+        "facts": _facts(outcomes),
+        "notes": outcomes.left_out_said(cell.setting for cell in cells),
         "protocols": PROTOCOL_WORDS,
         "answers": {protocol: _answer(outcomes, protocol) for protocol in PROTOCOLS},
         "methods": [{"title": TITLES[method], "colour": COLOURS[method]} for method in METHOD_ORDER],
@@ -88,64 +80,26 @@ def index_data(cells: Sequence[Cell], scale: Scale) -> Data:
         "costs": _costs(outcomes),
         "inference": _inference(outcomes),
         "sweeps": [found for name in SWEEPS if (found := _sweep(outcomes, name))],
-        "experiments": coverage.experiments,
-        **_runs(cells, coverage),
+        "experiments": [{"name": name, "says": says, **_measured(outcomes, name)} for name, says in EXPERIMENTS.items()],
+        **_runs(cells, outcomes),
     }
 
 
-# What is measured
+# The answer
 
 
-@dataclass(frozen=True)
-class Coverage:
-    """How much of a reproduction there is."""
-
-    wanted: int
-    measured: int
-    diverged: int
-    others: frozenset[tuple[str, str, int]]
-    """Cells that were measured with another recipe than this version has for them."""
-    experiments: list[Data]
-
-    @classmethod
-    def of(cls, cells: Sequence[Cell], scale: Scale) -> "Coverage":
-        """What the cells are of all that is wanted."""
-        all_runs = wanted("all", scale)
-        found = {cell.key: cell for cell in cells}
-        measured = [found[key] for one in all_runs for key in _keys(one) if key in found]
-        hashes = {key: hash_of(one.recipe) for one in all_runs for key in _keys(one)}
-        others = frozenset(cell.key for cell in measured if cell.hash != hashes[cell.key])
-        experiments = []
-        for name, says in EXPERIMENTS.items():
-            keys = [key for one in wanted(name, scale) for key in _keys(one)]
-            experiments.append({"name": name, "says": says, "measured": sum(key in found for key in keys), "of": len(keys)})
-        diverged = sum(cell.status == "diverged" for cell in measured)
-        return cls(len(hashes), len(measured), diverged, others, experiments)
-
-    @property
-    def said(self) -> str:
-        """Such as `14 of 62 runs are measured, 2 of which diverged`."""
-        diverged = f", {self.diverged} of which diverged" if self.diverged else ""
-        return f"{self.measured} of {self.wanted} runs are measured{diverged}"
-
-    def notes(self) -> list[str]:
-        """What a reader must know before believing the numbers."""
-        if not self.others:
-            return []
-        are = "run was" if len(self.others) == 1 else "runs were"
-        return [
-            f"{len(self.others)} {are} measured with another recipe than this version has (marked † in the list of runs). "
-            "Run “fedmrl reproduce” again to measure what has changed."
-        ]
-
-
-def _keys(one: Wanted) -> list[tuple[str, str, int]]:
-    return [(one.setting, one.variant, seed) for seed in one.seeds]
-
-
-def _facts(outcomes: Outcomes, coverage: Coverage) -> str:
+def _facts(outcomes: Outcomes) -> str:
     what = "FedMRL (NeurIPS 2024), reproduced" if outcomes.has_paper else "FedMRL (NeurIPS 2024), a small reproduction"
-    return " · ".join([what, _listed([dataset_title(d) for d in outcomes.scale.datasets]), coverage.said])
+    diverged = sum(cell is not None and cell.status == "diverged" for cell in outcomes.runs("all"))
+    said = "{measured} of {of} runs are measured".format(**_measured(outcomes, "all"))
+    said += f", {diverged} of which diverged" if diverged else ""
+    return " · ".join([what, _listed([dataset_title(d) for d in outcomes.scale.datasets]), said])
+
+
+def _measured(outcomes: Outcomes, what: str) -> Data:
+    """How much of an experiment there is."""
+    runs = outcomes.runs(what)
+    return {"measured": sum(cell is not None for cell in runs), "of": len(runs)}
 
 
 def _listed(words: Sequence[str]) -> str:
@@ -157,9 +111,6 @@ def _listed(words: Sequence[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-# The answer
-
-
 def _answer(outcomes: Outcomes, protocol: Protocol) -> Data:
     """What came out under a protocol, as a title, a few sentences, and a card for each claim that can be judged."""
     title = _title(outcomes, protocol)
@@ -168,44 +119,31 @@ def _answer(outcomes: Outcomes, protocol: Protocol) -> Data:
         "paper": "Counted as the paper does: the best round, over the clients that took part in it.",
     }
     mains = [said for dataset in outcomes.scale.datasets if (said := _main_said(outcomes, dataset, protocol))]
-    cards = (_first_card, _margin_card, _convergence_card, _clients_card, _inference_card, _mrl_card)
     return {
         "title": title,
         "lead": "\n".join([how[protocol], *mains]),
-        "cards": [card for make in cards if (card := make(outcomes, protocol))],
+        "cards": [card for claim in CLAIMS if (card := _card(claim, outcomes, protocol))],
     }
 
 
-def is_first(outcomes: Outcomes, column: Column, protocol: Protocol) -> bool | None:
-    """Whether FedMRL is ahead of all that are measured; None if that cannot be said. One that diverged is behind."""
-    ours = outcomes.of(column.setting, "fedmrl")
-    others = [outcomes.of(column.setting, method) for method in BASELINES]
-    if ours.state == "missing" or all(other.state == "missing" for other in others):
+def _card(claim: Claim, outcomes: Outcomes, protocol: Protocol) -> Data | None:
+    """A claim, whether it holds, and the numbers that say so; none if it cannot be judged."""
+    found = claim.weigh(outcomes, protocol)
+    if not found.held:
         return None
-    mean = ours.mean(protocol)
-    return mean is not None and all((other := o.mean(protocol)) is None or other < mean for o in others)
-
-
-def _standings(outcomes: Outcomes, protocol: Protocol, kind: Kind = "heterogeneous") -> dict[Column, bool]:
-    found = {column: is_first(outcomes, column, protocol) for column in outcomes.columns(kind)}
-    return {column: first for column, first in found.items() if first is not None}
-
-
-def _whole(outcomes: Outcomes, columns: Iterable[Column]) -> bool:
-    """Whether every method is measured in these columns."""
-    return all(outcomes.of(column.setting, method).state != "missing" for column in columns for method in METHOD_ORDER)
+    values = [list(value) for value in found.values]
+    return {"claim": claim.title, "verdict": claim.verdict(outcomes, protocol), "values": values, "note": claim.note}
 
 
 def _title(outcomes: Outcomes, protocol: Protocol) -> str:
-    judged = _standings(outcomes, protocol)
-    if not judged:
+    places = list(standings(outcomes, protocol).values())
+    if not places:
         return "Whether FedMRL wins cannot be said yet"
-    found = {column: measured_margin(outcomes, column, protocol, BASELINES) for column in judged}
-    leads = [lead.points for column, lead in found.items() if lead and judged[column]]
-    behind = [-lead.points for column, lead in found.items() if lead and not judged[column]]
-    so_far = "" if _whole(outcomes, outcomes.columns()) else " so far"
-    won = any(judged.values())
-    return f"FedMRL is {_first_in(list(judged.values()))}{so_far}{_by(leads) if won else _by(behind, ' behind')}"
+    leads = [place.margin.points for place in places if place.margin and place.first]
+    behind = [-place.margin.points for place in places if place.margin and not place.first]
+    so_far = "" if outcomes.is_whole("table-hetero") else " so far"
+    won = [place.first for place in places]
+    return f"FedMRL is {_first_in(won)}{so_far}{_by(leads) if any(won) else _by(behind, ' behind')}"
 
 
 def _first_in(judged: Sequence[bool]) -> str:
@@ -238,13 +176,15 @@ def _by(points: Sequence[float], behind: str = "") -> str:
 def _main_said(outcomes: Outcomes, dataset: str, protocol: Protocol) -> str:
     """What FedMRL reaches at the federation that figures look into, and how far ahead that is."""
     main = outcomes.main(dataset)
-    ours = outcomes.of(main.setting, "fedmrl").mean(protocol)
+    measured = outcomes.of(main.setting, "fedmrl")
+    ours = measured.mean(protocol)
     if ours is None:
         return ""
     lead = measured_margin(outcomes, main, protocol, BASELINES)
     name = main.dataset_title.replace("-", "\N{NON-BREAKING HYPHEN}")
     said = f"{name} with {main.federation_title}: FedMRL {ours:.2f}{NO_BREAK}%"
     said += f", {signed(lead.points)}{NO_BREAK}points against {_against(lead)}" if lead else ""
+    said += f", over {seeds_said(lead.seeds)}, which all have" if lead and lead.seeds != measured.seeds else ""
     if protocol == "paper" and outcomes.has_paper:
         theirs = outcomes.paper("heterogeneous", main, "fedmrl")
         printed = printed_margin(outcomes, "heterogeneous", main, BASELINES)
@@ -255,155 +195,6 @@ def _main_said(outcomes: Outcomes, dataset: str, protocol: Protocol) -> str:
 
 def _against(lead: Margin) -> str:
     return f"{TITLES[lead.against]}, the best of the others{'' if lead.complete else ' so far'}"
-
-
-def _card(claim: str, held: Sequence[bool], values: Sequence[tuple[str, str]], note: str) -> Data:
-    """A claim, whether it holds in all, some or none of the cases, and the numbers that say so, each with its caption."""
-    verdict = "holds" if all(held) else "holds in part" if any(held) else "does not hold"
-    return {"claim": claim, "verdict": verdict, "values": [list(value) for value in values], "note": note}
-
-
-def _first_card(outcomes: Outcomes, protocol: Protocol) -> Data | None:
-    """First in how many columns, under both protocols."""
-    found = {p: _standings(outcomes, p) for p in sorted(PROTOCOLS, key=lambda p: p != protocol)}
-    if not found[protocol]:
-        return None
-    names = {"fair": "counted fairly", "paper": "the paper’s way"}
-    values = [(_of(judged.values()), names[p]) for p, judged in found.items()]
-    homogeneous = _standings(outcomes, protocol, "homogeneous")
-    parts = [
-        "Federations (dataset × number of clients) in which FedMRL is first.",
-        f"With one structure for all clients: {_of(homogeneous.values())}." if homogeneous else "",
-        "The paper: all of them." if outcomes.has_paper else "",
-    ]
-    return _card("Most accurate", list(found[protocol].values()), values, _joined(parts))
-
-
-def _of(held: Iterable[bool]) -> str:
-    every = list(held)
-    return f"{sum(every)} of {len(every)}"
-
-
-def _joined(parts: Iterable[str]) -> str:
-    return " ".join(part for part in parts if part)
-
-
-def _margin_card(outcomes: Outcomes, protocol: Protocol) -> Data | None:
-    """The lead at the main federation, and with how many seeds there is one."""
-    held, values, title = [], [], ""
-    for dataset in outcomes.scale.datasets:
-        main = outcomes.main(dataset)
-        if lead := measured_margin(outcomes, main, protocol, BASELINES):
-            title = main.federation_title
-            wins = _wins(outcomes.of(main.setting, "fedmrl"), outcomes.of(main.setting, lead.against), protocol)
-            caption = f"{main.dataset_title}, against {TITLES[lead.against]}"
-            caption += f", ahead with {_of(wins)} seeds" if len(wins) > 1 else ", one seed"
-            if protocol == "paper" and outcomes.has_paper:
-                printed = printed_margin(outcomes, "heterogeneous", main, BASELINES)
-                caption += f"; the paper: {signed(printed.points)}" if printed else ""
-            held.append(lead.points > 0)
-            values.append((signed(lead.points, 1), caption))
-    note = f"Points over the best of the others at {title}."
-    return _card(f"Ahead at {title.partition(',')[0]}", held, values, note) if held else None
-
-
-def _wins(ours: Outcome, theirs: Outcome, protocol: Protocol) -> list[bool]:
-    """For each seed that both have, whether ours is ahead."""
-    others = {cell.seed: cell.measured(protocol) for cell in theirs.cells}
-    pairs = [(cell.measured(protocol), others.get(cell.seed)) for cell in ours.cells]
-    return [mine > other for mine, other in pairs if mine is not None and other is not None]
-
-
-def _convergence_card(outcomes: Outcomes, protocol: Protocol) -> Data | None:
-    """Rounds to the target against the soonest of the others; only who reaches it with every seed reaches it."""
-    held, values = [], []
-    for dataset, target in outcomes.scale.targets.items():
-        rounds = _rounds_to(outcomes, dataset, protocol)
-        if "fedmrl" not in rounds or len(rounds) == 1:
-            continue
-        ours, others = rounds["fedmrl"], {m: r for m, r in rounds.items() if m != "fedmrl" and r is not None}
-        best = min(others, key=lambda method: others[method], default=None)
-        said = "no other reaches it" if best is None else f"{TITLES[best]} {others[best]:.0f}"
-        held.append(ours is not None and (best is None or ours < others[best]))
-        caption = f"{dataset_title(dataset)}, rounds to {100 * target:g}{NO_BREAK}%; {said}"
-        values.append(("never" if ours is None else f"{ours:.0f}", caption))
-    return _card("Learns in fewer rounds", held, values, "Against the soonest of the others.") if held else None
-
-
-def _rounds_to(outcomes: Outcomes, dataset: str, protocol: Protocol) -> dict[str, float | None]:
-    """The mean number of rounds to the target, by method; None for one that does not reach it with every seed."""
-    found: dict[str, float | None] = {}
-    for method in METHOD_ORDER:
-        outcome = outcomes.of(outcomes.main(dataset).setting, method)
-        cost = outcome.cost(protocol, outcomes.scale.targets[dataset], "rounds")
-        if cost:
-            found[method] = float(np.mean(cost.values)) if cost.everywhere else None
-        elif outcome.state == "diverged":
-            found[method] = None
-    return found
-
-
-def _gains(outcomes: Outcomes, dataset: str) -> Gains | None:
-    setting = outcomes.main(dataset).setting
-    return gains(outcomes.of(setting, "fedmrl"), outcomes.of(setting, "fedproto"))
-
-
-def _clients_card(outcomes: Outcomes, _: Protocol) -> Data | None:
-    """The share of clients that gain over FedProto."""
-    held, values = [], []
-    for dataset in outcomes.scale.datasets:
-        if gained := _gains(outcomes, dataset):
-            share = float(np.mean(gained.shares))
-            over = f", mean of {len(gained.shares)} seeds" if len(gained.shares) > 1 else ""
-            held.append(share > 50)
-            values.append((f"{share:.0f}{NO_BREAK}%", f"{dataset_title(dataset)}{over}{_paper_share(outcomes, dataset)}"))
-    note = "Clients that do better with FedMRL than with FedProto, all of them after the last round."
-    return _card("Most clients gain", held, values, note) if held else None
-
-
-def _paper_share(outcomes: Outcomes, dataset: str) -> str:
-    return f"; the paper: {PAPER_GAINS[dataset]}{NO_BREAK}%" if outcomes.has_paper else ""
-
-
-def _inference_card(outcomes: Outcomes, _: Protocol) -> Data | None:
-    """Whether mix-small is nearer to mix-large than to the better of the two models that serve alone."""
-    held, values = [], []
-    for dataset in outcomes.scale.datasets:
-        modes = _mode_means(outcomes.of(outcomes.main(dataset).setting, "fedmrl"))
-        if len(modes) < len(MODES):
-            continue
-        gap, alone = modes["mix-small"] - modes["mix-large"], max(modes["single-small"], modes["single-large"])
-        held.append(abs(gap) < modes["mix-small"] - alone)
-        caption = f"{dataset_title(dataset)}; a single model {signed(alone - modes['mix-large'], 1)}"
-        values.append((signed(gap, 1), caption))
-    note = "Points from mix-large, the default, to mix-small; it holds where that is nearer than any single model."
-    return _card("mix-small is enough", held, values, note) if held else None
-
-
-def _mode_means(outcome: Outcome) -> dict[str, float]:
-    """The accuracy of each model that a client can serve, in percent, mean over seeds."""
-    if outcome.state != "finished":
-        return {}
-    found = {mode: [of[mode] for cell in outcome.cells if mode in (of := cell.inference.get(cell.view, {}))] for mode in MODES}
-    return {mode: 100 * float(np.mean(values)) for mode, values in found.items() if values}
-
-
-def _mrl_card(outcomes: Outcomes, protocol: Protocol) -> Data | None:
-    """With Matryoshka learning against without, by dimension."""
-    held, values = [], []
-    for dataset in outcomes.scale.datasets:
-        wins = _ahead(SWEEPS["ablation"].points(outcomes, dataset), protocol)
-        if wins:
-            held += wins
-            values.append((_of(wins), dataset_title(dataset)))
-    note = "Dimensions d₁ at which FedMRL is better with Matryoshka learning than without."
-    return _card("Matryoshka helps", held, values, note) if held else None
-
-
-def _ahead(points: Mapping[float, tuple[Outcome, ...]], protocol: Protocol) -> list[bool]:
-    """Wherever both of two lines have a point, whether the first is ahead."""
-    means = [[outcome.mean(protocol) for outcome in of] for of in points.values()]
-    return [a > b for a, b in means if a is not None and b is not None]
 
 
 # Tables
@@ -436,7 +227,7 @@ def _grid(grid: Grid) -> Data:
 
 
 def _entry(entry: Entry) -> Data:
-    return {name: text for name in ("text", "mark", "aside") if (text := getattr(entry, name))}
+    return {name: text for name in ("text", "mark", "aside", "seeds") if (text := getattr(entry, name))}
 
 
 def _costs(outcomes: Outcomes) -> Data | None:
@@ -454,7 +245,7 @@ def _curves(outcomes: Outcomes) -> list[Data]:
     """A panel for each dataset and federation; none if there is nothing to draw."""
     panels = []
     for column in outcomes.columns():
-        found = {method: outcomes.of(column.setting, method) for method in METHOD_ORDER}
+        found = outcomes.methods(column.setting)
         series = [
             {"method": place, **{protocol: _curve(found[method], protocol) for protocol in PROTOCOLS}}
             for place, method in enumerate(METHOD_ORDER)
@@ -472,16 +263,17 @@ def _absent(found: Mapping[str, Outcome]) -> str:
     'Not measured: FD, FML.'
     """
     said = []
-    for state, why in (("diverged", "Diverged"), ("missing", "Not measured")):
+    for state, why in (("diverged", "Diverged"), ("missing", "Not measured"), ("apart", "Shares no seed with the others")):
         names = [name for name, outcome in found.items() if outcome.state == state]
         said += [f"{why}: {', '.join(names)}."] if names else []
-    return " ".join(said)
+    fewer = [f"{name} ({seeds})" for name, seeds in fewer_seeds(found).items()]
+    return " ".join([*said, *([f"Over fewer seeds: {', '.join(fewer)}."] if fewer else [])])
 
 
 def _curve(outcome: Outcome, protocol: Protocol) -> Data:
     rounds, values = curve_values(outcome, protocol)
     kept, values = thinned(rounds, values / 100, means=protocol == "paper")
-    return {"rounds": kept, **_spread(values)}
+    return {"rounds": kept, **banded(values)}
 
 
 def thinned(rounds: Sequence[int], values: Values, means: bool) -> tuple[list[int], Values]:
@@ -496,16 +288,6 @@ def thinned(rounds: Sequence[int], values: Values, means: bool) -> tuple[list[in
     return [rounds[place] for place in last], values
 
 
-def _spread(values: Values) -> dict[str, list[float]]:
-    """The mean over seeds (rows), and their range where there are several."""
-    shown = {"mean": _rounded(values.mean(axis=0))}
-    return shown if len(values) == 1 else {**shown, "low": _rounded(values.min(axis=0)), "high": _rounded(values.max(axis=0))}
-
-
-def _rounded(values: Iterable[float]) -> list[float]:
-    return [round(float(value), 4) for value in values]
-
-
 # Clients, ways to predict, sweeps
 
 
@@ -513,7 +295,7 @@ def _clients(outcomes: Outcomes) -> list[Data]:
     """What each client gains with FedMRL over FedProto, by dataset."""
     shown = []
     for dataset in outcomes.scale.datasets:
-        main, gained = outcomes.main(dataset), _gains(outcomes, dataset)
+        main, gained = outcomes.main(dataset), client_gains(outcomes, dataset)
         if gained:
             share = f"{np.mean(gained.shares):.0f}{NO_BREAK}% of the clients gain"
             shown.append(
@@ -522,7 +304,7 @@ def _clients(outcomes: Outcomes) -> list[Data]:
                     "share": share,
                     "paper": f"The paper: {PAPER_GAINS[dataset]}{NO_BREAK}%." if outcomes.has_paper else "",
                     "said": f"Bars: {gained.said}.",
-                    "gains": _rounded(gained.points / 100),
+                    "gains": rounded(gained.points / 100),
                 }
             )
     return shown
@@ -531,7 +313,7 @@ def _clients(outcomes: Outcomes) -> list[Data]:
 def _inference(outcomes: Outcomes) -> list[Data]:
     """The models that a client can serve, by dataset."""
     mains = [outcomes.main(dataset) for dataset in outcomes.scale.datasets]
-    found = {main.title: _mode_means(outcomes.of(main.setting, "fedmrl")) for main in mains}
+    found = {main.title: mode_means(outcomes.of(main.setting, "fedmrl")) for main in mains}
     return [
         {"title": title, "modes": [[mode, round(mean / 100, 4)] for mode, mean in modes.items()]}
         for title, modes in found.items()
@@ -545,7 +327,7 @@ def _sweep(outcomes: Outcomes, name: str) -> Data | None:
     names = list(sweep.lines)
     panels = []
     for dataset in outcomes.scale.datasets:
-        main, found = outcomes.main(dataset).setting, sweep.points(outcomes, dataset)
+        main, found = outcomes.main(dataset).setting, sweep.compared(outcomes, dataset)
         cells = [cell for of in found.values() for outcome in of for cell in outcome.cells]
         if all(cell.setting == main and cell.variant in METHOD_ORDER for cell in cells):
             continue
@@ -577,28 +359,26 @@ def _colour(name: str) -> int:
 
 def _line(points: Mapping[float, Outcome], protocol: Protocol) -> Data:
     found = {x: outcome.accuracies(protocol) for x, outcome in points.items() if outcome.state == "finished"}
-    shown: Data = {"rounds": list(found), "mean": _rounded(float(np.mean(values)) for values in found.values())}
-    if any(len(values) > 1 for values in found.values()):
-        shown |= {"low": _rounded(map(min, found.values())), "high": _rounded(map(max, found.values()))}
-    return shown
+    return {"rounds": list(found), **banded(np.array(list(found.values())).T)}
 
 
 def _sweep_said(found: Mapping[float, tuple[Outcome, ...]], names: Sequence[str], axis: str, protocol: Protocol) -> str:
+    over = seeds_said(finished_seeds(outcome for of in found.values() for outcome in of))
     if len(names) > 1:
-        wins = _ahead(found, protocol)
-        return f"{names[0]} is ahead of {names[1]} at {_of(wins)} measured values of {axis}." if wins else ""
+        wins = is_ahead(found, protocol)
+        return f"{names[0]} is ahead of {names[1]} at {share_said(wins)} measured values of {axis} ({over})." if wins else ""
     means = {x: mean for x, (outcome,) in found.items() if (mean := outcome.mean(protocol)) is not None}
     if len(means) < 2:
         return ""
     best = max(means, key=lambda x: means[x])
     lost = max(means.values()) - min(means.values())
-    return f"Best at {axis} = {best:g}, {lost:.1f}{NO_BREAK}points above the worst."
+    return f"Best at {axis} = {best:g}, {lost:.1f}{NO_BREAK}points above the worst ({over})."
 
 
 # How to repeat it
 
 
-def _runs(cells: Sequence[Cell], coverage: Coverage) -> Data:
+def _runs(cells: Sequence[Cell], outcomes: Outcomes) -> Data:
     """Every run with what is needed to repeat it, and the device time of all. Machines are written once: there are few."""
     machines: dict[tuple[str, str, str], int] = {}
     rows: list[Data] = []
@@ -615,11 +395,12 @@ def _runs(cells: Sequence[Cell], coverage: Coverage) -> Data:
                 "fair": _share(cell.measured("fair")), "paper": _share(cell.measured("paper")),
                 "together": cell.together, "machine": machine, "hash": cell.hash, "command": cell.command,
                 **({"diverged": str((cell.diverged or {}).get("reason", ""))} if cell.status == "diverged" else {}),
-                **({"other": True} if cell.key in coverage.others else {}),
+                **({"other": True} if cell.key in outcomes.left_out else {}),
             }
         )  # fmt: skip
     total = _listed([f"{time_said(spent)} on {device}" for device, spent in seconds.items()])
-    beyond = len(cells) - coverage.measured
+    wanted = {(one.setting, one.variant, seed) for one in outcomes.wanted("all") for seed in one.seeds}
+    beyond = sum(cell.key not in wanted for cell in cells)
     return {"machines": [list(machine) for machine in machines], "cells": rows, "time": total, "beyond": beyond}
 
 

@@ -1,17 +1,19 @@
 """Outcomes: what the seeds of a variant came to, and the names by which tables and figures call what was measured."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Literal
+from functools import cache, cached_property
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from fedmrl.methods import METHODS
-from fedmrl.reproduce.cells import PROTOCOLS, Cell, Protocol, by_variant
-from fedmrl.reproduce.experiments import METHOD_ORDER, Scale, dim_variant, printed
+from fedmrl.reproduce.cells import PROTOCOLS, Cell, Protocol, by_variant, hash_of
+from fedmrl.reproduce.experiments import METHOD_ORDER, PAPER, QUICK, Scale, Wanted, dim_variant, printed, wanted
 
-State = Literal["finished", "diverged", "missing"]
+T = TypeVar("T")
+State = Literal["finished", "diverged", "missing", "apart"]
 Kind = Literal["heterogeneous", "homogeneous"]
 
 DATASET_TITLES: Mapping[str, str] = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "digits": "Digits"}
@@ -22,6 +24,8 @@ PROTOCOL_TITLES: Mapping[Protocol, str] = {
 TITLES: Mapping[str, str] = {method: METHODS[method].title for method in METHOD_ORDER}
 WHOSE: Mapping[Protocol, Literal["all", "participants"]] = {"fair": "all", "paper": "participants"}
 """The clients whose accuracy a protocol looks at."""
+COSTS: Mapping[str, str] = {"rounds": "rounds", "parameters": "parameters", "flops": "FLOPs"}
+"""What is counted until a target is reached, and what it is called."""
 
 
 @dataclass(frozen=True)
@@ -53,19 +57,38 @@ class Cost:
         """Whether every seed reached it."""
         return len(self.values) == self.seeds
 
+    @property
+    def mean(self) -> float | None:
+        """Over all seeds, if every one reached it: those that did alone would flatter it."""
+        return float(np.mean(self.values)) if self.everywhere else None
+
 
 @dataclass(frozen=True)
 class Outcome:
     """The cells of one variant in one setting, a cell for each seed; none if it was not measured."""
 
     cells: tuple[Cell, ...] = ()
+    apart: bool = False
+    """Whether it was measured, but with no seed of those that it is compared with."""
 
     @property
     def state(self) -> State:
         """A variant that diverged with any seed has diverged: its other seeds alone would flatter it."""
+        if self.apart:
+            return "apart"
         if not self.cells:
             return "missing"
         return "diverged" if any(cell.status == "diverged" for cell in self.cells) else "finished"
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds it was measured with."""
+        return tuple(cell.seed for cell in self.cells)
+
+    def on(self, seeds: Container[int]) -> "Outcome":
+        """The same with these seeds alone."""
+        kept = tuple(cell for cell in self.cells if cell.seed in seeds)
+        return Outcome(kept, apart=not kept)
 
     def accuracies(self, protocol: Protocol) -> list[float]:
         """The accuracy (0 to 1) of each seed that finished."""
@@ -103,6 +126,42 @@ def _is_about(entry: Mapping[str, Any], target: float, whose: str) -> bool:
     return bool(entry["accuracy_of"] == whose and abs(entry["target"] - target) < 1e-9)
 
 
+def comparable(found: Mapping[T, Outcome]) -> dict[T, Outcome]:
+    """The same over the seeds that all have in common: else a method may be ahead by an easier seed.
+
+    Who shares no seed with most of the others is `apart`. One that diverged stays as it is, as it has nothing to compare.
+    """
+    finished = {key: set(outcome.seeds) for key, outcome in found.items() if outcome.state == "finished"}
+    votes = Counter(seed for seeds in finished.values() for seed in seeds)
+    if not votes:
+        return dict(found)
+    most = min(votes, key=lambda seed: (-votes[seed], seed))
+    common = set.intersection(*(seeds for seeds in finished.values() if most in seeds))
+    return {key: outcome.on(common) if key in finished else outcome for key, outcome in found.items()}
+
+
+def fewer_seeds(found: Mapping[T, Outcome]) -> dict[T, str]:
+    """Whose mean lacks a seed that another's has, and which seeds it is over, such as `seed 0`."""
+    every = finished_seeds(found.values())
+    fewer = [key for key, outcome in found.items() if outcome.state == "finished" and set(outcome.seeds) != every]
+    return {key: seeds_said(found[key].seeds) for key in fewer}
+
+
+def finished_seeds(found: Iterable[Outcome]) -> set[int]:
+    """The seeds of all that finished."""
+    return {seed for outcome in found if outcome.state == "finished" for seed in outcome.seeds}
+
+
+def seeds_said(seeds: Iterable[int]) -> str:
+    """Seeds in words.
+
+    >>> seeds_said([0]), seeds_said([2, 0])
+    ('seed 0', 'seeds 0, 2')
+    """
+    every = sorted(set(seeds))
+    return f"seed{'' if len(every) == 1 else 's'} {', '.join(map(str, every))}"
+
+
 @dataclass(frozen=True)
 class Column:
     """A dataset and a federation, as the paper's tables have columns."""
@@ -134,18 +193,63 @@ def dataset_title(dataset: str) -> str:
     return DATASET_TITLES.get(dataset, dataset)
 
 
+@cache
+def _wanted(what: str, scale: str) -> list[Wanted]:
+    """Made once for a scale's name: reading all its recipes takes most of the time that a table does."""
+    return wanted(what, {"paper": PAPER, "quick": QUICK}[scale])
+
+
 class Outcomes:
-    """The cells of a reproduction, looked up by what a table or figure asks for."""
+    """The cells of a reproduction, looked up by what a table or figure asks for.
+
+    A cell that was measured with another recipe than this version has for it would be compared with what it cannot be
+    compared with, so it is left out, and said to be.
+    """
 
     def __init__(self, cells: Sequence[Cell], scale: Scale) -> None:
         self.scale = scale
+        hashes = {(one.setting, one.variant): hash_of(one.recipe) for one in self.wanted("all")}
+        kept = [cell for cell in cells if cell.hash == hashes.get((cell.setting, cell.variant), cell.hash)]
+        self.left_out = {cell.key for cell in cells} - {cell.key for cell in kept}
         self._cells = {
-            key: Outcome(tuple(sorted(found, key=lambda cell: cell.seed))) for key, found in by_variant(cells).items()
+            key: Outcome(tuple(sorted(found, key=lambda cell: cell.seed))) for key, found in by_variant(kept).items()
         }
+
+    def wanted(self, what: str) -> list[Wanted]:
+        """The runs of an experiment, or of all of them."""
+        return _wanted(what, self.scale.name)
+
+    def runs(self, what: str) -> list[Cell | None]:
+        """A cell for each run of an experiment; None where it is not measured."""
+        return [
+            next((cell for cell in self.of(one.setting, one.variant).cells if cell.seed == seed), None)
+            for one in self.wanted(what)
+            for seed in one.seeds
+        ]
+
+    def is_whole(self, what: str) -> bool:
+        """Whether an experiment is measured, with every seed."""
+        return all(self.runs(what))
+
+    def left_out_said(self, settings: Iterable[str]) -> list[str]:
+        """A sentence that names what is left out of these settings, if anything."""
+        here, names = set(settings), dict[str, list[int]]()
+        for setting, variant, seed in sorted(key for key in self.left_out if key[0] in here):
+            names.setdefault(f"{setting}/{variant}", []).append(seed)
+        said = ", ".join(f"{name} ({seeds_said(seeds)})" for name, seeds in names.items())
+        return [f"Left out, as measured with another recipe than this version has: {said}."] if names else []
 
     def of(self, setting: str, variant: str) -> Outcome:
         """What came out, if anything."""
         return self._cells.get((setting, variant), Outcome())
+
+    def methods(self, setting: str) -> dict[str, Outcome]:
+        """What came out of each method."""
+        return {method: self.of(setting, method) for method in METHOD_ORDER}
+
+    def compared(self, setting: str) -> dict[str, Outcome]:
+        """The same over the seeds that all have in common."""
+        return comparable(self.methods(setting))
 
     def of_dim(self, setting: str, d1: int, mrl: bool = True) -> Outcome:
         """FedMRL with this d1; the plain run stands for it where it has the same d1 and no other was made."""

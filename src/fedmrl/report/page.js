@@ -64,6 +64,7 @@ function showTotals() {
   const head = el("tr", {}, el("th", { scope: "col" }, el("span", { class: "unseen" }, "series")), columns.map(([title]) => el("th", { scope: "col", class: "number" }, title)));
   const rows = data.totals.map((row, series) => el("tr", {}, el("th", { scope: "row" }, nameOf(series)), columns.map(([, what]) => el("td", { class: "number" }, cell(row, series, what)))));
   byId("totals").append(scrolling("Total cost of a client", el("table", {}, el("thead", {}, head), el("tbody", {}, rows)), "costs"));
+  if (data.totals.some((row) => row.together > 1)) byId("totals").append(el("p", { class: "hint" }, "Time: of seeds that were run as one, an equal share each."));
 }
 
 function showFederation() {

@@ -8,17 +8,19 @@ import html
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedmrl import __version__
 from fedmrl.errors import UserError
 from fedmrl.files import write_whole
 from fedmrl.report import tables
+from fedmrl.report.outcomes import WHOSE, seeds_said
 from fedmrl.report.runs import FinishedRun, Series, differing, find_runs, make_series
 from fedmrl.report.tables import DASH
 
@@ -32,7 +34,6 @@ PROTOCOLS = {
         "says": "Only the clients of the round, each with the model it has just trained; the best round counts, not the last.",
     },
 }
-WHOSE = {"fair": "all", "paper": "participants"}
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
 MOST_IN_HEAT_MAP = 500  # clients; more columns than that are thinner than a pixel
@@ -124,9 +125,9 @@ def _facts(series: Sequence[Series]) -> str:
         "participation": f"{share:.0%} a round" if isinstance(share, float | int) else "",
         "rounds": _number_of(series[0].first.summary.rounds, "round"),
     }
-    seeds = sorted({seed for one in series for seed in one.seeds})
+    seeds = [seed for one in series for seed in one.seeds]
     words = [str(word) for key, word in said.items() if word and key not in apart]
-    return " · ".join([*words, f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"])
+    return " · ".join([*words, seeds_said(seeds)])
 
 
 def _notes(series: Sequence[Series]) -> list[str]:
@@ -290,11 +291,17 @@ def _curve(one: Series, protocol: str) -> dict[str, list[float]]:
     if np.isnan(values).any():
         folders = ", ".join(str(run.folder) for run in one.runs)
         raise UserError(f"{folders}: one recipe, but not the same rounds; a rounds.jsonl of them is damaged, run it again")
-    shown: dict[str, list[float]] = {"rounds": list(rounds), "mean": _rounded(values.mean(axis=0))}
-    return shown if len(curves) == 1 else {**shown, "low": _rounded(values.min(axis=0)), "high": _rounded(values.max(axis=0))}
+    return {"rounds": list(rounds), **banded(values)}
 
 
-def _rounded(values: Any) -> list[float]:
+def banded(values: NDArray[np.float64]) -> dict[str, list[float]]:
+    """The mean over seeds (rows), and their range where there are several."""
+    shown = {"mean": rounded(values.mean(axis=0))}
+    return shown if len(values) == 1 else {**shown, "low": rounded(values.min(axis=0)), "high": rounded(values.max(axis=0))}
+
+
+def rounded(values: Iterable[float]) -> list[float]:
+    """As exact as a chart can show."""
     return [round(float(value), 5) for value in values]
 
 
@@ -323,16 +330,15 @@ def _federation(series: Sequence[Series], digest: str) -> dict[str, Any]:
     members = {place: [run for run in one.runs if run.split_digest == digest] for place, one in enumerate(series)}
     runs = [run for own in members.values() for run in own]
     everyone = list(zip(*(run.summary.clients for run in runs), strict=True))
-    seeds = sorted({run.summary.seed for run in runs})
     rounds = [[client.rounds for client in same] for same in everyone]
     return {
-        "label": f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}",
+        "label": seeds_said(run.summary.seed for run in runs),
         "model": [" / ".join(dict.fromkeys(client.model for client in same)) for same in everyone],
         "classes": [_classes(same[0].classes) for same in everyone],
         "train": [same[0].train_samples for same in everyone],
         "rounds": [own[0] for own in rounds] if all(len(set(own)) == 1 for own in rounds) else None,
         "accuracy": {
-            str(place): _rounded(np.mean([[client.accuracy for client in run.summary.clients] for run in own], axis=0))
+            str(place): rounded(np.mean([[client.accuracy for client in run.summary.clients] for run in own], axis=0))
             for place, own in members.items()
             if own
         },
@@ -362,13 +368,14 @@ def _totals(one: Series) -> dict[str, Any]:
     return {
         "bytes": sent,
         "flops": flops,
+        "together": max(run.summary.together for run in one.runs),
         "words": {
             "up": amount(_sent(one, ["up"]), "B"),
             "down": amount(_sent(one, ["down"]), "B"),
             "bytes": amount(sent, "B"),
             "parameters": amount(_sent(one, what="parameters"), ""),
             "flops": amount(flops, "FLOP"),
-            "time": tables.time_said(float(np.mean([sum(run.summary.seconds.values()) for run in one.runs]))),
+            "time": tables.time_said(float(np.mean([run.seconds for run in one.runs]))),
         },
     }
 

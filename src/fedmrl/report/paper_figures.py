@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from fedmrl.files import replacing
 from fedmrl.report.figures import new_figure
-from fedmrl.report.outcomes import TITLES, WHOSE, Outcome, Outcomes
-from fedmrl.report.tables import amount
+from fedmrl.report.outcomes import COSTS, TITLES, WHOSE, Outcome, Outcomes, comparable, fewer_seeds, finished_seeds, seeds_said
+from fedmrl.report.tables import count
 from fedmrl.reproduce.cells import Cell, Protocol
 from fedmrl.reproduce.experiments import METHOD_ORDER, Scale, class_setting
 
@@ -74,7 +74,6 @@ MODES: Mapping[str, str] = {
     "single-large": "#666666",
     "single-small": "#B3B3B3",
 }
-COSTS: Mapping[str, str] = {"rounds": "rounds", "parameters": "parameters per client", "flops": "FLOPs per client"}
 
 
 def write_figures(cells: Sequence[Cell], scale: Scale, folder: Path) -> list[Path]:
@@ -82,7 +81,6 @@ def write_figures(cells: Sequence[Cell], scale: Scale, folder: Path) -> list[Pat
     from matplotlib import rc_context
 
     outcomes, written = Outcomes(cells, scale), []
-    (folder / "figures").mkdir(parents=True, exist_ok=True)
     with rc_context(LOOK):
         for name, draw in FIGURES.items():
             if figure := draw(outcomes):
@@ -92,6 +90,7 @@ def write_figures(cells: Sequence[Cell], scale: Scale, folder: Path) -> list[Pat
 
 def _save(figure: "Figure", path: Path) -> Path:
     kind = path.suffix.removeprefix(".")
+    path.parent.mkdir(parents=True, exist_ok=True)
     # Without the time of day, the same cells make the same file.
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
     with replacing(path) as part:
@@ -153,11 +152,17 @@ def _label(panels: Sequence["Axes"], text: str) -> None:
 def _absences(found: Sequence[tuple[str, str, Outcome]], diverged: str = "Diverged") -> list[str]:
     """What is left out: what diverged, and what was not measured, by name or by place, whichever is said sooner."""
     notes = []
-    for state, said in (("diverged", diverged), ("missing", "Not measured")):
+    for state, said in (("diverged", diverged), ("missing", "Not measured"), ("apart", "Shares no seed with the others")):
         absent = [(name, place) for name, place, outcome in found if outcome.state == state]
         listed = min(_grouped(absent), _grouped([(place, name) for name, place in absent]), key=len)
         notes += [f"{said}: {listed}."] if absent else []
     return notes
+
+
+def _fewer_note(found: Mapping[str, Mapping[str, Outcome]]) -> str:
+    """Which means, by place and method, are over fewer seeds than their neighbours'."""
+    fewer = [(TITLES[m], f"{place}: {seeds}") for place, of in found.items() for m, seeds in fewer_seeds(of).items()]
+    return f"Over fewer seeds than others: {_grouped(fewer)}." if fewer else ""
 
 
 def _grouped(pairs: Sequence[tuple[str, str]]) -> str:
@@ -178,7 +183,7 @@ def _grouped(pairs: Sequence[tuple[str, str]]) -> str:
 def curves_figure(outcomes: Outcomes, protocol: Protocol) -> "Figure | None":
     """A panel for each dataset and federation; under the paper's protocol smoothed, with what was measured behind."""
     columns, wide = outcomes.columns(), len(outcomes.scale.federations)
-    found = {c: {m: outcomes.of(c.setting, m) for m in METHOD_ORDER} for c in columns}
+    found = {c: outcomes.methods(c.setting) for c in columns}
     shown = [c for c in columns if any(outcome.state == "finished" for outcome in found[c].values())]
     if not shown:
         return None
@@ -207,7 +212,7 @@ def curves_figure(outcomes: Outcomes, protocol: Protocol) -> "Figure | None":
         for column in columns
         if column in shown or found[column][method].state == "diverged"  # a panel with nothing in it says so itself
     ]
-    _notes(figure, [_curve_note(found.values(), protocol), *_absences(absent)])
+    _notes(figure, [_curve_note(found.values(), protocol), _fewer_note({c.short: found[c] for c in shown}), *_absences(absent)])
     return figure
 
 
@@ -357,7 +362,7 @@ def _room_for_text(sorted_points: Sequence[Values]) -> tuple[float, float]:
 def costs_figure(outcomes: Outcomes, protocol: Protocol) -> "Figure | None":
     """Rounds, parameters and FLOPs to the target, a row of panels for each dataset."""
     scale = outcomes.scale
-    found = {dataset: {m: outcomes.of(outcomes.main(dataset).setting, m) for m in METHOD_ORDER} for dataset in scale.datasets}
+    found = {dataset: outcomes.methods(outcomes.main(dataset).setting) for dataset in scale.datasets}
     if not any(outcome.cost(protocol, scale.targets[d], "rounds") for d, of in found.items() for outcome in of.values()):
         return None
     figure, panels = _panels(len(found), len(COSTS), (WIDTH, 0.1 + 1.6 * len(found)), sharey=True)
@@ -366,7 +371,9 @@ def costs_figure(outcomes: Outcomes, protocol: Protocol) -> "Figure | None":
         if number % len(COSTS) == 0:
             axes.set_title(f"{outcomes.main(dataset).title}: until {100 * scale.targets[dataset]:g}% accuracy")
         _draw_costs(axes, found[dataset], protocol, scale.targets[dataset], what)
-        axes.set_xlabel(COSTS[what] + (" (log scale)" if axes.get_xscale() == "log" else ""))
+        axes.set_xlabel(
+            COSTS[what] + ("" if what == "rounds" else " per client") + (" (log scale)" if axes.get_xscale() == "log" else "")
+        )
     way = (
         "As the paper counts: accuracy of a round's participants; a participant's cost of a round, times rounds."
         if protocol == "paper"
@@ -374,7 +381,8 @@ def costs_figure(outcomes: Outcomes, protocol: Protocol) -> "Figure | None":
     )
     several = any(len(outcome.cells) > 1 for of in found.values() for outcome in of.values())
     seeds = "Mean over seeds; (k/n): over the k of n seeds that reached the target." if several else ""
-    _notes(figure, [way, f"Parameters: sent and received. {seeds}".strip()])
+    fewer = _fewer_note({outcomes.main(dataset).short: of for dataset, of in found.items()})
+    _notes(figure, [way, f"Parameters: sent and received. {seeds}".strip(), fewer])
     return figure
 
 
@@ -393,7 +401,7 @@ def _draw_costs(axes: "Axes", found: Mapping[str, Outcome], protocol: Protocol, 
         colour, mean = STYLES[method].colour, means.get(method)
         if cost and mean is not None:
             axes.barh(place, max(mean - start, 0), left=start, height=0.7, color=colour, linewidth=0)
-            text = _amount(mean) + ("" if cost.everywhere else f" ({len(cost.values)}/{cost.seeds})")
+            text = count(mean) + ("" if cost.everywhere else f" ({len(cost.values)}/{cost.seeds})")
         else:
             text = {"diverged": "– diverged", "missing": "· not measured"}.get(found[method].state, "not reached")
         seen = mean is not None
@@ -411,11 +419,7 @@ def _draw_costs(axes: "Axes", found: Mapping[str, Outcome], protocol: Protocol, 
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(len(costs) - 0.5, -0.5)
     if what != "rounds":
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _amount(value)))
-
-
-def _amount(value: float) -> str:
-    return f"{value:.0f}" if 1 <= value < 1000 else amount(value, "").strip()
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count(value)))
 
 
 # Inference
@@ -469,6 +473,12 @@ class Sweep:
     points: Callable[[Outcomes, str], dict[float, tuple[Outcome, ...]]]
     """For a dataset, by what is varied: an outcome for each line."""
 
+    def compared(self, outcomes: Outcomes, dataset: str) -> dict[float, tuple[Outcome, ...]]:
+        """The same over the seeds that all points have in common: the tables' run has more of them than the others."""
+        found = self.points(outcomes, dataset)
+        over = comparable({(x, line): outcome for x, of in found.items() for line, outcome in enumerate(of)})
+        return {x: tuple(over[x, line] for line in range(len(of))) for x, of in found.items()}
+
 
 def _by_classes(outcomes: Outcomes, dataset: str) -> dict[float, tuple[Outcome, ...]]:
     settings = {number: class_setting(dataset, number, outcomes.scale) for number in outcomes.scale.classes[dataset]}
@@ -506,7 +516,7 @@ SWEEPS: Mapping[str, Sweep] = {
 def sweep_figure(outcomes: Outcomes, sweep: Sweep) -> "Figure | None":
     """A panel for each dataset; full lines under the fair protocol, dashed ones under the paper's."""
     mains = [outcomes.main(dataset) for dataset in outcomes.scale.datasets]
-    found = {main: sweep.points(outcomes, main.dataset) for main in mains}
+    found = {main: sweep.compared(outcomes, main.dataset) for main in mains}
     shown = [main for main, points in found.items() if any(o.state == "finished" for of in points.values() for o in of)]
     if not shown:
         return None
@@ -538,10 +548,12 @@ def sweep_figure(outcomes: Outcomes, sweep: Sweep) -> "Figure | None":
         for x, of in found[main].items()
         for name, outcome in zip(sweep.lines, of, strict=True)
     ]
+    seeds = {main: finished_seeds(outcome for of in found[main].values() for outcome in of) for main in shown}
     several = any(len(outcome.cells) > 1 for _, _, outcome in absent)
     _notes(
         figure,
         [
+            " ".join(f"{main.dataset_title}: {seeds_said(of)}." for main, of in seeds.items()),
             "Error bars: sample standard deviation, where there are several seeds." if several else "",
             *_absences(absent, "Diverged (×)"),
         ],

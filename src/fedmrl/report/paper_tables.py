@@ -6,22 +6,36 @@ Each is written as Markdown to read, LaTeX to print and CSV to compute with. Wha
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedmrl.files import write_whole
+from fedmrl.report.claims import claims_table
 from fedmrl.report.grid import Entry, Grid, mark_best, to_latex, to_markdown
-from fedmrl.report.outcomes import PROTOCOL_TITLES, TITLES, Column, Cost, Kind, Outcome, Outcomes, Spread, dataset_title
-from fedmrl.report.tables import DASH, amount
+from fedmrl.report.outcomes import (
+    COSTS,
+    PROTOCOL_TITLES,
+    TITLES,
+    Column,
+    Cost,
+    Kind,
+    Outcome,
+    Outcomes,
+    Spread,
+    dataset_title,
+    fewer_seeds,
+    seeds_said,
+)
+from fedmrl.report.standings import BASELINES, Margin, measured_margin, printed_margin, standing
+from fedmrl.report.tables import DASH, count, signed
 from fedmrl.reproduce.cells import PROTOCOLS, Cell, Protocol
 from fedmrl.reproduce.experiments import METHOD_ORDER, SAME_CATEGORY, Scale
 
 MISSING = "·"
-BASELINES = tuple(method for method in METHOD_ORDER if method != "fedmrl")
 GROUPS = (tuple(m for m in BASELINES if m not in SAME_CATEGORY), SAME_CATEGORY, ("fedmrl",))
 """Methods between two lines of a table."""
 MARGINS: Mapping[str, tuple[str, Sequence[str]]] = {
@@ -29,20 +43,12 @@ MARGINS: Mapping[str, tuple[str, Sequence[str]]] = {
     "fedmrl-minus-best-same-category": ("FedMRL − best same-category baseline", SAME_CATEGORY),
 }
 NAMES: Mapping[Kind, str] = {"heterogeneous": "table-hetero", "homogeneous": "table-homo"}
-COSTS: Mapping[str, str] = {"rounds": "rounds", "parameters": "parameters", "flops": "FLOPs"}
 SPREAD_NOTE = "±: sample standard deviation over seeds; without it, one seed."
+SEEDS_NOTE = "[seed …]: over these seeds alone, of those in its column."
+COMPARED_NOTE = "Marks, margins and ranks are over the seeds that all in a column have in common."
+INCOMPLETE_NOTE = "* over those that are measured and share a seed; others are still to come."
 
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Margin:
-    """How far FedMRL is ahead of the best of some others, in points."""
-
-    points: float
-    against: str
-    complete: bool
-    """Whether all of the others are known; else a better one may yet come."""
 
 
 def write_tables(cells: Sequence[Cell], scale: Scale, folder: Path) -> list[Path]:
@@ -62,7 +68,7 @@ def write_tables(cells: Sequence[Cell], scale: Scale, folder: Path) -> list[Path
         title = f"Rounds, parameters and FLOPs per client to an average accuracy of {_targets_said(scale)}, {federation}"
         grids = [cost_grid(outcomes, protocol) for protocol in PROTOCOLS]
         written += _write(folder, "costs", title, grids, cost_rows(outcomes))
-    return written
+    return [*written, *_write_texts(folder, "claims", {"md": claims_table(outcomes)})] if written else []
 
 
 def any_measured(outcomes: Outcomes, kind: Kind) -> bool:
@@ -71,7 +77,10 @@ def any_measured(outcomes: Outcomes, kind: Kind) -> bool:
 
 
 def _write(folder: Path, name: str, title: str, grids: Sequence[Grid], rows: Sequence[Row]) -> list[Path]:
-    texts = {"md": to_markdown(title, grids), "tex": to_latex(title, name, grids), "csv": _csv(rows)}
+    return _write_texts(folder, name, {"md": to_markdown(title, grids), "tex": to_latex(title, name, grids), "csv": _csv(rows)})
+
+
+def _write_texts(folder: Path, name: str, texts: Mapping[str, str]) -> list[Path]:
     (folder / "tables").mkdir(parents=True, exist_ok=True)
     paths = [folder / "tables" / f"{name}.{suffix}" for suffix in texts]
     for path, text in zip(paths, texts.values(), strict=True):
@@ -95,12 +104,13 @@ def accuracy_grid(outcomes: Outcomes, kind: Kind, protocol: Protocol) -> Grid:
     columns, beside = outcomes.columns(kind), protocol == "paper" and outcomes.has_paper
     by_column = []
     for column in columns:
-        found = [outcomes.of(column.setting, method) for method in METHOD_ORDER]
-        entries = [_accuracy_entry(outcome, protocol) for outcome in found]
-        entries = mark_best(entries, [outcome.mean(protocol) for outcome in found])
+        found, compared = outcomes.methods(column.setting), outcomes.compared(column.setting)
+        fewer = fewer_seeds(found)
+        entries = [_accuracy_entry(outcome, protocol, fewer.get(method, "")) for method, outcome in found.items()]
+        entries = mark_best(entries, [outcome.mean(protocol) for outcome in compared.values()])
         if beside:
             printed = [outcomes.paper(kind, column, method) for method in METHOD_ORDER]
-            entries = [Entry(e.text, e.mark, _number(p)) for e, p in zip(entries, printed, strict=True)]
+            entries = [replace(e, aside=_number(p)) for e, p in zip(entries, printed, strict=True)]
             entries = mark_best(entries, printed, aside=True)
         entries += [_margin_entry(outcomes, kind, column, protocol, others) for _, others in MARGINS.values()]
         by_column.append(entries)
@@ -124,9 +134,9 @@ def _header(columns: Sequence[Column]) -> list[list[tuple[str, int]]]:
     ]
 
 
-def _accuracy_entry(outcome: Outcome, protocol: Protocol) -> Entry:
+def _accuracy_entry(outcome: Outcome, protocol: Protocol, seeds: str) -> Entry:
     spread = outcome.percent(protocol)
-    return Entry(_spread(spread) if spread else _absent(outcome))
+    return Entry(_spread(spread) if spread else _absent(outcome), seeds=seeds)
 
 
 def _absent(outcome: Outcome) -> str:
@@ -141,69 +151,48 @@ def _number(value: float | None) -> str:
     return DASH if value is None else f"{value:.2f}"
 
 
-def signed(value: float, digits: int = 2) -> str:
-    """A difference with its sign, a real minus.
-
-    >>> signed(1.5), signed(-0.25), signed(-0.001), signed(3.36, digits=1)
-    ('+1.50', '−0.25', '0.00', '+3.4')
-    """
-    text = f"{value:+.{digits}f}"
-    return f"{0:.{digits}f}" if float(text) == 0 else text.replace("-", "−")
-
-
-def margin(values: Mapping[str, float | None], others: Iterable[str], missing: Iterable[str] = ()) -> Margin | None:
-    """FedMRL's lead over the best of the others; a value of None is one that failed, and so no rival.
-
-    >>> margin({"fedmrl": 60.0, "fml": 50.0, "fedkd": None}, ["fml", "fedkd"])
-    Margin(points=10.0, against='fml', complete=True)
-    """
-    known = {method: value for method in others if (value := values.get(method)) is not None}
-    ours = values.get("fedmrl")
-    if ours is None or not known:
-        return None
-    best = max(known, key=lambda method: known[method])
-    return Margin(ours - known[best], best, not set(others) & set(missing))
-
-
-def measured_margin(outcomes: Outcomes, column: Column, protocol: Protocol, others: Sequence[str]) -> Margin | None:
-    """FedMRL's lead in what was measured, if it finished and any other did."""
-    found = {method: outcomes.of(column.setting, method) for method in METHOD_ORDER}
-    missing = [method for method, outcome in found.items() if outcome.state == "missing"]
-    return margin({method: outcome.mean(protocol) for method, outcome in found.items()}, others, missing)
-
-
-def printed_margin(outcomes: Outcomes, kind: Kind, column: Column, others: Sequence[str]) -> Margin | None:
-    """FedMRL's lead in what the paper prints."""
-    return margin({method: outcomes.paper(kind, column, method) for method in METHOD_ORDER}, others)
-
-
 def _margin_entry(outcomes: Outcomes, kind: Kind, column: Column, protocol: Protocol, others: Sequence[str]) -> Entry:
-    states = {method: outcomes.of(column.setting, method).state for method in ("fedmrl", *others)}
+    found = outcomes.methods(column.setting)
+    states = {method: found[method].state for method in ("fedmrl", *others)}
     ours = measured_margin(outcomes, column, protocol, others)
-    if ours:
-        text = signed(ours.points) + ("" if ours.complete else "*")
-    else:
-        text = DASH if states["fedmrl"] == "diverged" or "missing" not in states.values() else MISSING
     theirs = printed_margin(outcomes, kind, column, others) if protocol == "paper" and outcomes.has_paper else None
-    return Entry(text, aside=signed(theirs.points) if theirs else "")
+    aside = signed(theirs.points) if theirs else ""
+    if ours:
+        return replace(_lead_entry(ours, found), aside=aside)
+    return Entry(DASH if states["fedmrl"] == "diverged" or "missing" not in states.values() else MISSING, aside=aside)
+
+
+def _lead_entry(lead: Margin, found: Mapping[str, Outcome]) -> Entry:
+    """The points, with the seeds they are over where the column has more."""
+    return Entry(
+        signed(lead.points) + ("" if lead.complete else "*"), seeds=seeds_said(lead.seeds) if fewer_seeds(found) else ""
+    )
 
 
 def _accuracy_notes(outcomes: Outcomes, columns: Sequence[Column], entries: Sequence[Entry], beside: bool) -> list[str]:
-    texts = [entry.text for entry in entries]
     notes = ["In brackets: as printed in the paper; – there: it failed to converge."] if beside else []
-    notes += [SPREAD_NOTE] if any("±" in text for text in texts) else []
+    return notes + _notes(outcomes, columns, entries)
+
+
+def _notes(outcomes: Outcomes, columns: Sequence[Column], entries: Sequence[Entry]) -> list[str]:
+    """What the signs in a table mean, and what was left out of it."""
+    texts = [entry.text for entry in entries]
+    notes = [SPREAD_NOTE] if any("±" in text for text in texts) else []
+    notes += [SEEDS_NOTE, COMPARED_NOTE] if any(entry.seeds for entry in entries) else []
     notes += [f"{MISSING} not measured."] if MISSING in texts else []
-    notes += ["* over those that are measured; some are not."] if any("*" in text for text in texts) else []
-    return notes + _diverged_notes(outcomes, columns)
-
-
-def _diverged_notes(outcomes: Outcomes, columns: Sequence[Column]) -> list[str]:
-    said = []
-    for method in METHOD_ORDER:
-        found = [(column, outcomes.of(column.setting, method)) for column in columns]
-        where = [f"{column.short} {o.how_diverged()}".strip() for column, o in found if o.state == "diverged"]
-        said += [f"{TITLES[method]} ({', '.join(where)})"] if where else []
-    return [f"{DASH} diverged: {'; '.join(said)}."] if said else []
+    notes += [INCOMPLETE_NOTE] if any("*" in text for text in texts) else []
+    compared = {column: outcomes.compared(column.setting) for column in columns}
+    for state, said in (("apart", "Not compared, as no seed is shared with most others"), ("diverged", f"{DASH} diverged")):
+        names = []
+        for method in METHOD_ORDER:
+            where = [
+                f"{column.short} {found[method].how_diverged()}".strip()
+                for column, found in compared.items()
+                if found[method].state == state
+            ]
+            names += [f"{TITLES[method]} ({', '.join(where)})"] if where else []
+        notes += [f"{said}: {'; '.join(names)}."] if names else []
+    return notes + outcomes.left_out_said(column.setting for column in columns)
 
 
 def accuracy_rows(outcomes: Outcomes, kind: Kind) -> list[Row]:
@@ -215,11 +204,13 @@ def accuracy_rows(outcomes: Outcomes, kind: Kind) -> list[Row]:
             for method in METHOD_ORDER:
                 outcome = outcomes.of(column.setting, method)
                 paper = outcomes.paper(kind, column, method) if protocol == "paper" and outcomes.has_paper else None
-                rows.append({**where, "row": method, **_raw(outcome, protocol), "paper": _blank(paper), "against": ""})
+                over = outcomes.compared(column.setting)[method]
+                compared = {"paper": _blank(paper), "compared_over": _seeds(over.seeds if over.state == "finished" else ())}
+                rows.append({**where, "row": method, **_raw(outcome, protocol), **compared, "against": ""})
             for name, (_, others) in MARGINS.items():
                 ours = measured_margin(outcomes, column, protocol, others)
                 theirs = printed_margin(outcomes, kind, column, others) if protocol == "paper" and outcomes.has_paper else None
-                values = {"accuracy": _lead(ours), "paper": _lead(theirs)}
+                values = {"accuracy": _lead(ours), "paper": _lead(theirs), "compared_over": _seeds(ours.seeds if ours else ())}
                 blank = dict.fromkeys(rows[-1], "")
                 rows.append({**blank, **where, "row": name, **values, "against": ours.against if ours else ""})
     return rows
@@ -229,11 +220,15 @@ def _raw(outcome: Outcome, protocol: Protocol) -> Row:
     spread = outcome.percent(protocol)
     return {
         "status": outcome.state,
-        "seeds": " ".join(str(cell.seed) for cell in outcome.cells),
+        "seeds": _seeds(outcome.seeds),
         "accuracy": _blank(spread.mean if spread else None),
         "deviation": _blank(spread.deviation if spread else None),
         "by_seed": " ".join(repr(100 * accuracy) for accuracy in outcome.accuracies(protocol)),
     }
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return " ".join(map(str, seeds))
 
 
 def _blank(value: float | None) -> float | str:
@@ -247,27 +242,6 @@ def _lead(margin: Margin | None) -> float | str:
 # Difference
 
 
-@dataclass(frozen=True)
-class Standing:
-    """Where FedMRL stands among the methods that were measured, under the fair protocol."""
-
-    rank: int
-    of: int
-    margin: Margin | None
-    accuracy: Spread
-
-
-def standing(outcomes: Outcomes, column: Column) -> Standing | None:
-    """FedMRL's rank and lead; one that diverged ranks below all that did not."""
-    ours = outcomes.of(column.setting, "fedmrl").percent("fair")
-    if ours is None:
-        return None
-    others = [outcomes.of(column.setting, method) for method in BASELINES]
-    better = sum((mean := other.mean("fair")) is not None and mean > ours.mean for other in others)
-    measured = sum(other.state != "missing" for other in others)
-    return Standing(1 + better, 1 + measured, measured_margin(outcomes, column, "fair", BASELINES), ours)
-
-
 def difference_grids(outcomes: Outcomes) -> list[Grid]:
     """Ours minus the paper's, where the paper has such a table, and FedMRL's standing under the fair protocol."""
     kinds = [kind for kind in NAMES if any_measured(outcomes, kind)]
@@ -278,21 +252,21 @@ def difference_grids(outcomes: Outcomes) -> list[Grid]:
 def _against_paper(outcomes: Outcomes, kind: Kind) -> Grid:
     columns = outcomes.columns(kind)
     rows = {method: [_difference_entry(outcomes, kind, column, method) for column in columns] for method in METHOD_ORDER}
-    texts = [entry.text for row in rows.values() for entry in row]
+    entries = [entry for row in rows.values() for entry in row]
     points = [d for column in columns for m in METHOD_ORDER if (d := difference(outcomes, kind, column, m)) is not None]
     notes = []
     if points:
         higher = sum(point > 0 for point in points)
         size = float(np.mean(np.abs(points)))
         notes.append(f"Mean absolute difference {size:.2f} points over {len(points)} numbers; ours is higher in {higher}.")
-    notes += ["† ours (%), where the paper says that the method failed to converge."] if any("†" in t for t in texts) else []
-    notes += [f"{MISSING} not measured."] if MISSING in texts else []
+    failed = "† ours (%), where the paper says that the method failed to converge."
+    notes += [failed] if any("†" in entry.text for entry in entries) else []
     return Grid(
         caption=f"Ours minus the paper's, in points: {kind} models, the paper's protocol ({PROTOCOLS['paper']})",
         corner="Method",
         header=_header(columns),
         groups=[[(TITLES[method], rows[method]) for method in group] for group in GROUPS],
-        notes=notes + _diverged_notes(outcomes, columns),
+        notes=notes + _notes(outcomes, columns, entries),
     )
 
 
@@ -303,37 +277,34 @@ def difference(outcomes: Outcomes, kind: Kind, column: Column, method: str) -> f
 
 
 def _difference_entry(outcomes: Outcomes, kind: Kind, column: Column, method: str) -> Entry:
-    outcome, points = outcomes.of(column.setting, method), difference(outcomes, kind, column, method)
+    found, points = outcomes.methods(column.setting), difference(outcomes, kind, column, method)
+    seeds, ours = fewer_seeds(found).get(method, ""), found[method].mean("paper")
     if points is not None:
-        return Entry(signed(points))
-    ours = outcome.mean("paper")
-    return Entry(_absent(outcome) if ours is None else f"{ours:.2f}†")
+        return Entry(signed(points), seeds=seeds)
+    return Entry(_absent(found[method]) if ours is None else f"{ours:.2f}†", seeds=seeds)
 
 
 def _standings(outcomes: Outcomes, kinds: Sequence[Kind]) -> Grid:
     groups = [
         [(column.title, _standing_entries(outcomes, kind, column)) for column in outcomes.columns(kind)] for kind in kinds
     ]
-    texts = [entry.text for group in groups for _, entries in group for entry in entries]
+    entries = [entry for group in groups for _, row in group for entry in row]
     notes = ["Rank among the methods that are measured; one that diverged ranks below all others."]
-    notes += [f"{MISSING} not measured."] if MISSING in texts else []
-    notes += ["* over those that are measured; some are not."] if any("*" in text for text in texts) else []
     return Grid(
         caption=f"FedMRL against the best other method, in points: fair protocol ({PROTOCOLS['fair']})",
         corner="Federation",
         header=[[(text, 1) for text in ("Models", "FedMRL (%)", "Best other", "Margin", "Rank")]],
         groups=groups,
-        notes=notes,
+        notes=notes + _notes(outcomes, [column for kind in kinds for column in outcomes.columns(kind)], entries),
     )
 
 
 def _standing_entries(outcomes: Outcomes, kind: Kind, column: Column) -> list[Entry]:
-    found = standing(outcomes, column)
-    if found is None:
-        return [Entry(kind), *[Entry(_absent(outcomes.of(column.setting, "fedmrl")))] * 4]
-    lead = found.margin
-    other = [TITLES[lead.against], signed(lead.points) + ("" if lead.complete else "*")] if lead else [MISSING, MISSING]
-    return [Entry(text) for text in (kind, _spread(found.accuracy), *other, f"{found.rank} of {found.of}")]
+    found, place = outcomes.methods(column.setting), standing(outcomes, column, "fair")
+    ours, lead = found["fedmrl"], place.margin if place else None
+    against = [Entry(TITLES[lead.against]), _lead_entry(lead, found)] if lead else [Entry(_absent(ours))] * 2
+    rank = Entry(f"{place.rank} of {place.of}" if place else _absent(ours))
+    return [Entry(kind), _accuracy_entry(ours, "fair", fewer_seeds(found).get("fedmrl", "")), *against, rank]
 
 
 def difference_rows(outcomes: Outcomes) -> list[Row]:
@@ -341,7 +312,7 @@ def difference_rows(outcomes: Outcomes) -> list[Row]:
     rows: list[Row] = []
     for kind in NAMES:
         for column in outcomes.columns(kind):
-            found = standing(outcomes, column)
+            found = standing(outcomes, column, "fair")
             for method in METHOD_ORDER:
                 outcome = outcomes.of(column.setting, method)
                 own = found if method == "fedmrl" else None
@@ -369,22 +340,21 @@ def cost_grid(outcomes: Outcomes, protocol: Protocol) -> Grid:
     by_column = []
     for dataset in scale.datasets:
         for what in COSTS:
-            found = [outcomes.of(outcomes.main(dataset).setting, method) for method in METHOD_ORDER]
-            costs = [outcome.cost(protocol, scale.targets[dataset], what) for outcome in found]
-            entries = [Entry(_cost(o, cost, what)) for o, cost in zip(found, costs, strict=True)]
-            whole = [float(np.mean(cost.values)) if cost and cost.everywhere else None for cost in costs]
-            by_column.append(mark_best(entries, whole, low=True))
+            setting, target = outcomes.main(dataset).setting, scale.targets[dataset]
+            found = outcomes.methods(setting)
+            fewer = fewer_seeds(found)
+            entries = [Entry(_cost(o, o.cost(protocol, target, what)), seeds=fewer.get(m, "")) for m, o in found.items()]
+            compared = [outcome.cost(protocol, target, what) for outcome in outcomes.compared(setting).values()]
+            by_column.append(mark_best(entries, [cost.mean if cost else None for cost in compared], low=True))
     rows = dict(zip(METHOD_ORDER, zip(*by_column, strict=True), strict=True))
-    texts = [entry.text for row in rows.values() for entry in row]
+    entries = [entry for row in rows.values() for entry in row]
     mains = [outcomes.main(dataset) for dataset in scale.datasets]
     way = (
         "accuracy of a round's participants; a participant's cost of a round, times rounds"
         if protocol == "paper"
         else "accuracy of all clients; what was really spent, mean over all clients"
     )
-    notes = [SPREAD_NOTE] if any("±" in text for text in texts) else []
-    notes += ["(k/n): k of n seeds reached it; the mean is theirs."] if any("/" in text for text in texts) else []
-    notes += [f"{MISSING} not measured."] if MISSING in texts else []
+    some = "(k/n): k of n seeds reached it; the mean is theirs."
     return Grid(
         caption=f"{'As the paper counts' if protocol == 'paper' else 'Fair'}: {way}",
         corner="Method",
@@ -393,23 +363,19 @@ def cost_grid(outcomes: Outcomes, protocol: Protocol) -> Grid:
             [(title, 1) for _ in mains for title in COSTS.values()],
         ],
         groups=[[(TITLES[method], rows[method]) for method in group] for group in GROUPS],
-        notes=notes + _diverged_notes(outcomes, mains),
+        notes=([some] if any("/" in entry.text for entry in entries) else []) + _notes(outcomes, mains, entries),
         best="Least",
     )
 
 
-def _cost(outcome: Outcome, cost: Cost | None, what: str) -> str:
+def _cost(outcome: Outcome, cost: Cost | None) -> str:
     if cost is None:
         return _absent(outcome)
     if not cost.values:
         return "not reached"
     spread = Spread.of(cost.values)
-    shown = _spread(spread, "{:.0f}".format if what == "rounds" else _amount) if spread.mean else "0"
+    shown = _spread(spread, count) if spread.mean else "0"
     return shown if cost.everywhere else f"{shown} ({len(cost.values)}/{cost.seeds})"
-
-
-def _amount(value: float) -> str:
-    return amount(value, "").strip()
 
 
 def cost_rows(outcomes: Outcomes) -> list[Row]:

@@ -41,7 +41,7 @@ class Sent(_Part):
     bytes: FiniteFloat
 
 
-class Cost(_Part):
+class Target(_Part):
     """What it took to reach an accuracy; nothing of it where it was not reached."""
 
     target: FiniteFloat
@@ -79,8 +79,10 @@ class Summary(_Part):
     inference: dict[str, dict[str, FiniteFloat]]
     communication: dict[str, Sent]
     flops: FiniteFloat
-    targets: list[Cost]
+    targets: list[Target]
     seconds: dict[str, FiniteFloat]
+    together: int = 1
+    """How many seeds were run as one; `seconds` are of all of them."""
     clients: list[Client]
     class_names: list[str] | None = None
     split: list[dict[int, int]] | None = None
@@ -112,15 +114,22 @@ class FinishedRun:
 
     def headline(self, protocol: str) -> float:
         """What a protocol reports: fair, all clients at the last round; paper, the best round's participants."""
-        accuracy, mode = self.summary.accuracy, self.summary.mode
-        return (
-            accuracy["all"][self.summary.view][mode].last if protocol == "fair" else accuracy["participants"]["own"][mode].best
-        )
+        whose, view = self._counted(protocol)
+        found = self.summary.accuracy[whose][view][self.summary.mode]
+        return found.last if protocol == "fair" else found.best
 
     def curve(self, protocol: str) -> list[tuple[int, float]]:
         """Accuracy by round, as a protocol counts it."""
-        whose, view = ("all", self.summary.view) if protocol == "fair" else ("participants", "own")
-        return list(curve(self.records, whose, view, self.summary.mode))
+        return list(curve(self.records, *self._counted(protocol), self.summary.mode))
+
+    def _counted(self, protocol: str) -> tuple[str, str]:
+        """Whose accuracy a protocol looks at, and with which models."""
+        return ("all", self.summary.view) if protocol == "fair" else ("participants", "own")
+
+    @property
+    def seconds(self) -> float:
+        """Of this seed: an equal share, where several were run as one."""
+        return sum(self.summary.seconds.values()) / self.summary.together
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 Summaries = Mapping[str, Sequence[Mapping[str, Any]]]
 """The summaries of each method, one for each seed."""
 
-COLUMNS = ("method", "accuracy", "best", "worst client", "sent", "compute", "time")
+COLUMNS = ("method", "accuracy", "best", "worst client", "sent", "compute", "time a seed")
 DASH = "–"
 
 
@@ -48,6 +48,11 @@ def _compute(summary: Mapping[str, Any]) -> float:
     return float(summary["flops"]) / len(summary["clients"])
 
 
+def _seconds(summary: Mapping[str, Any]) -> float:
+    """Seeds that were run as one each carry the time of all of them."""
+    return float(sum(summary["seconds"].values())) / int(summary.get("together", 1))
+
+
 def _of(summaries: Sequence[Mapping[str, Any]], what: Any) -> list[float]:
     return [what(summary) for summary in summaries]
 
@@ -62,7 +67,7 @@ def _row(title: str, summaries: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
         percent(_of(summaries, worst_client)),
         amount(float(np.mean(_of(summaries, _sent))), "B"),
         amount(float(np.mean(_of(summaries, _compute))), "FLOP"),
-        f"{np.mean([sum(s['seconds'].values()) for s in summaries]):.1f} s",
+        f"{np.mean(_of(summaries, _seconds)):.1f} s",
     )
 
 
@@ -86,6 +91,25 @@ def amount(value: float, unit: str) -> str:
         if value >= factor:
             return f"{value / factor:.3g} {prefix}{unit}"
     return f"{value:.3g} {unit}"
+
+
+def count(value: float) -> str:
+    """A number as short as it can be read.
+
+    >>> count(59.6), count(0.25), count(2.5e6)
+    ('60', '0.25', '2.5 M')
+    """
+    return f"{value:.0f}" if 1 <= value < 1000 else amount(value, "").strip()
+
+
+def signed(value: float, digits: int = 2) -> str:
+    """A difference with its sign, a real minus.
+
+    >>> signed(1.5), signed(-0.25), signed(-0.001), signed(3.36, digits=1)
+    ('+1.50', '−0.25', '0.00', '+3.4')
+    """
+    text = f"{value:+.{digits}f}"
+    return f"{0:.{digits}f}" if float(text) == 0 else text.replace("-", "−")
 
 
 def time_said(seconds: float) -> str:
