@@ -232,9 +232,9 @@ def test_a_sweep_is_shown_only_where_it_has_a_run_of_its_own():
 # How to repeat it
 
 
-def test_seeds_that_were_run_as_one_share_their_time():
+def test_seeds_and_runs_that_shared_the_device_share_their_time():
     cells = [cell(MAIN, "fedmrl", seed, together=3, wall_seconds=90.0, device="H200") for seed in range(3)]
-    data = index_data([*cells, cell(MAIN, "fd", wall_seconds=30.0, device="H200")], PAPER)
+    data = index_data([*cells, cell(MAIN, "fd", wall_seconds=60.0, at_once=2, device="H200")], PAPER)
     assert [row["seconds"] for row in data["cells"]] == [30.0] * 4 and data["time"] == "2 min 0 s on H200"
 
 

@@ -192,7 +192,7 @@ function makeRepeat() {
       { title: "command", value: (row) => row.command, cell: (row) => el("code", {}, row.command) },
     ],
   });
-  byId("runs").append(el("p", { class: "hint" }, "Seconds: from start to end; of seeds that were run at once, an equal share each."));
+  byId("runs").append(el("p", { class: "hint" }, "Seconds: from start to end; of seeds and runs that shared the device, an equal share each."));
 }
 
 function showProtocol(protocol) {

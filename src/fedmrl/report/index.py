@@ -386,8 +386,8 @@ def _runs(cells: Sequence[Cell], outcomes: Outcomes) -> Data:
     for cell in sorted(cells, key=lambda cell: cell.key):
         versions = ", ".join(f"{name} {number}" for name, number in cell.versions.items())
         machine = machines.setdefault((cell.device, cell.engine, versions), len(machines))
-        # Seeds that were run as one each carry the time of all of them.
-        own = cell.wall_seconds / max(1, cell.together)
+        # Seeds that were run as one each carry the time of all of them, and runs at once that in which they shared the device.
+        own = cell.wall_seconds / (cell.together * cell.at_once)
         seconds[cell.device] = seconds.get(cell.device, 0.0) + own
         rows.append(
             {

@@ -296,8 +296,9 @@ def samples_of(one: Wanted) -> float:
 
 
 def _samples_a_second(cell: Cell) -> float:
+    """Of the device, whatever shared it."""
     recipe, clients = cell.recipe, cell.clients
     assert clients is not None
     turns = max(1, round(float(recipe["participation"]) * recipe["clients"])) * int(recipe["rounds"])
     samples: float = turns * int(recipe["training"]["epochs"]) * sum(clients.train_samples) / len(clients.train_samples)
-    return samples * cell.together / max(sum(cell.seconds.values()), 1e-9)
+    return samples * cell.together * cell.at_once / max(sum(cell.seconds.values()), 1e-9)
