@@ -337,6 +337,12 @@ def test_methods_and_recipes_list_what_there_is(fedmrl):
     assert json.loads(fedmrl("recipes", "--keys", "--json")[1])["rounds"]["default"] == 100
 
 
+def test_the_version_is_told(fedmrl):
+    from fedmrl import __version__
+
+    assert fedmrl("--version")[:2] == (0, f"fedmrl {__version__}\n")
+
+
 def test_help_and_no_arguments_explain_themselves(fedmrl):
     assert "compare" in fedmrl("--help")[1]
     assert "compare" in "".join(map(str, fedmrl()[1:]))

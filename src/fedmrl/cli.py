@@ -55,10 +55,25 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="Model-heterogeneous federated learning: FedMRL and the seven methods it is compared with.",
 )
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        out.print(f"fedmrl {fedmrl.__version__}", markup=False)
+        raise typer.Exit
+
+
+@app.callback()
+def program(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="say which this is")
+    ] = False,
+) -> None:
+    """Model-heterogeneous federated learning: FedMRL and the seven methods it is compared with."""
+
 
 RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="a recipe's name, a TOML file, or a run's folder")]
 Settings = Annotated[
