@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import shlex
-import signal
 import statistics
 import subprocess
 import sys
@@ -57,7 +56,7 @@ def first_round(command: Command, cache: Path) -> float:
         program = command.started(Path(folder) / "run", cache)
         seconds = _when_first_round_is_over(program, Path(folder) / "run", started)
         if program.poll() is None:
-            program.send_signal(signal.SIGINT)
+            program.terminate()
         _, said = program.communicate()
         if seconds is None:
             raise SystemExit(f"{command} ended before its first round: {said.decode().strip()}")

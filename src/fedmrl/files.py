@@ -13,11 +13,18 @@ from fedmrl.errors import UserError
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Inside, write to the path it gives; after, the file is in its place as one, and on the disk."""
+    path = path.resolve() if path.is_symlink() else path  # what a link points to is meant, not the link
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is not a plain file; name another")
     part = path.with_name(f".{path.name}.part")
-    yield part
-    with part.open("rb") as file:
-        os.fsync(file.fileno())
-    part.replace(path)
+    try:
+        yield part
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny import tiny_recipe
 from torch import nn
 
@@ -249,3 +250,96 @@ def test_what_may_not_be_zero_is_not_padded(bounds, stacks):
     found, loners = families(replace(setting, method=Bounded()))
     assert len(found) == stacks
     assert not loners
+
+
+def limited(highest):
+    return lambda: nn.Sequential(nn.Flatten(), nn.Linear(256, 6), nn.Hardtanh(0, highest), nn.Linear(6, 4))
+
+
+class Largest(Body):
+    """Beside its units it looks at the largest of them, which padding would be if all are below zero."""
+
+    def between(self, h):
+        h = torch.tanh(h)
+        return h + h.amax(dim=1, keepdim=True)
+
+
+class CountingTests(Body):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def between(self, h):
+        if not self.training:
+            self.seen += 1
+        return h
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        [OwnModel("low", limited(150.0), "3"), OwnModel("high", limited(5000.0), "3")],
+        [OwnModel("narrow", lambda: Largest(6), "last"), OwnModel("wide", lambda: Largest(12), "last")],
+        [OwnModel("counting", CountingTests, "last")] * 2,
+    ],
+    ids=["limits", "the largest", "counts tests"],
+)
+def test_what_a_stack_would_hide_is_found(kinds, tmp_path):
+    recipe = tiny_recipe("standalone", data__mean=[0.0], data__std=[1.0], training__lr=1e-6)
+    runs = [
+        fedmrl.run(recipe, models=kinds * 2, engine=engine, out=tmp_path / engine, store="device")
+        for engine in ("reference", "batched")
+    ]
+    one, two = ([(r["loss"], r["accuracy"]) for r in run.records] for run in runs)
+    assert [loss for loss, _ in two] == pytest.approx([loss for loss, _ in one], rel=1e-9)
+    assert [accuracy for _, accuracy in two] == [accuracy for _, accuracy in one]
+    for path in (tmp_path / "reference" / "checkpoint").glob("client-*.safetensors"):
+        states = [load_file(tmp_path / engine / "checkpoint" / path.name) for engine in ("reference", "batched")]
+        assert all(torch.allclose(states[0][name], states[1][name], rtol=1e-9, atol=1e-12) for name in states[0])
+
+
+class Plain(nn.Module):
+    """Written for images that are laid out as usual, with a layer of another number of axes."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.deep = nn.Conv2d(1, 2, 3), nn.Conv3d(1, 1, 1)
+        self.last = nn.Linear(2 * 14 * 14, 4)
+
+    def forward(self, x):
+        h = self.deep(self.conv(x)[:, None])[:, 0]
+        return self.last(h.view(len(h), -1))
+
+
+@pytest.mark.parametrize("engine", ["reference", "batched"])
+def test_a_users_model_gets_images_as_they_are_usually_laid_out(engine):
+    fedmrl.run(tiny_recipe("standalone"), models=[OwnModel("plain", Plain, "last")] * 4, engine=engine)
+
+
+def test_a_model_that_is_frozen_is_refused():
+    frozen = lambda: Body().requires_grad_(False)  # noqa: E731
+    with pytest.raises(UserError, match="frozen has nothing that can be trained"):
+        prepare(tiny_recipe("standalone"), CPU, [OwnModel("frozen", frozen, "last")] * 4)
+
+
+def test_a_parameter_without_numbers_is_stacked():
+    class Empty(Body):
+        def __init__(self):
+            super().__init__()
+            self.nothing = nn.Parameter(torch.empty(0))
+
+    fedmrl.run(tiny_recipe("standalone"), models=[OwnModel("empty", Empty, "last")] * 4, engine="batched")
+
+
+@pytest.mark.parametrize(("method", "batch", "refused"), [("standalone", 1, True), ("fedapen", 64, False)])
+def test_layers_that_normalise_over_the_batch_need_two_samples_where_they_train(method, batch, refused):
+    def norm():
+        return nn.Sequential(nn.Flatten(), nn.Linear(256, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+
+    recipe = tiny_recipe(method, training__batch_size=batch, **({"method__adaptability": 0.05} if method == "fedapen" else {}))
+    models = [OwnModel("norm", norm, "4")] * 4
+    if refused:
+        with pytest.raises(UserError, match="normalises over the batch"):
+            prepare(recipe, CPU, models)
+    else:
+        prepare(recipe, CPU, models)

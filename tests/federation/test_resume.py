@@ -203,6 +203,7 @@ def test_a_place_where_no_round_was_made_is_not_named(tmp_path):
     federation = Federation(recipe, prepare(recipe, torch.device("cpu")), schedule(recipe), "reference", None)
     federation.folder = RunFolder.create(out, recipe, federation.setting.splits)
     federation.interrupted()
+    federation.folder.close()
     assert fedmrl.run(recipe, out=out, engine="batched", resume=True).summary["engine"] == "batched"
 
 
@@ -210,3 +211,44 @@ def test_a_summary_says_how_many_seeds_were_run_as_one(tmp_path):
     recipe = tiny_recipe("standalone", rounds=1)
     assert fedmrl.run(recipe).summary["together"] == 1
     assert [run.summary["together"] for run in fedmrl.run_seeds(recipe, [0, 1])] == [2, 2]
+
+
+def test_a_file_that_has_changed_since_is_not_gone_on_with(tmp_path):
+    who = tmp_path / "who.json"
+    who.write_text("[[0, 1], [0, 1], [0, 1]]")
+    recipe, out = tiny_recipe("standalone", participation=str(who)), tmp_path / "run"
+    with pytest.raises(InterruptedRun):
+        fedmrl.run(recipe, out=out, on_round=stop_after(1))
+    who.write_text("[[2, 3], [2, 3], [2, 3]]")
+    with pytest.raises(UserError, match="the file that participation names has changed since"):
+        fedmrl.run(recipe, out=out, resume=True)
+    who.write_text("[[0, 1], [0, 1], [0, 1]]")
+    assert fedmrl.run(recipe, out=out, resume=True).summary["status"] == "finished"
+
+
+def test_two_runs_do_not_write_into_one_folder(tmp_path):
+    recipe, out = tiny_recipe("standalone"), tmp_path / "run"
+
+    def another(record):
+        with pytest.raises(UserError, match="is being written by another fedmrl"):
+            fedmrl.run(recipe, out=out, resume=True)
+
+    fedmrl.run(recipe, out=out, on_round=another)
+    assert len((out / "rounds.jsonl").read_text().splitlines()) == 3
+
+
+def test_half_a_checkpoint_that_was_being_dropped_is_none(tmp_path, monkeypatch):
+    with pytest.raises(InterruptedRun):
+        fedmrl.run(tiny_recipe("standalone"), out=tmp_path / "run", on_round=stop_after(2))
+    checkpoint = Checkpoint(tmp_path / "run" / "checkpoint")
+    monkeypatch.setattr("shutil.rmtree", lambda folder, ignore_errors: next(folder.glob("*.safetensors")).unlink())  # killed
+    checkpoint.drop()
+    assert checkpoint.load(DeviceStore(torch.device("cpu"))) is None
+
+
+@pytest.mark.parametrize("outs", ["ab", ["a"], ["a", "a"]])
+def test_each_seed_needs_a_folder_of_its_own(tmp_path, monkeypatch, outs):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="outs must name a folder for each of the 2 seeds"):
+        fedmrl.run_seeds(tiny_recipe("standalone"), [0, 1], outs=outs)
+    assert not list(tmp_path.iterdir())

@@ -11,7 +11,8 @@ from fedmrl.reproduce import processes
 from fedmrl.reproduce.processes import side_by_side
 
 STAND_IN = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGTERM, signal.default_int_handler)  # as fedmrl has it
 folder, name, seconds, code = sys.argv[1:]
 open(f"{folder}/{name}.started", "w").close()
 try:
@@ -73,3 +74,9 @@ def test_when_the_time_is_up_they_stop(command, tmp_path):
 
 def test_the_program_is_fedmrl():
     assert [ended.code for ended in side_by_side({"wrong": ["reproduce", "nothing"]}, jobs=1)] == [2]
+
+
+def test_one_that_was_killed_says_so(monkeypatch):
+    monkeypatch.setattr(processes, "_PROGRAM", (sys.executable,))
+    ends = side_by_side({"a": ["-c", "import os; os.kill(os.getpid(), 9)"]}, jobs=1)
+    assert [ended.said for ended in ends] == ["ended by SIGKILL"]

@@ -38,9 +38,9 @@ def plan(seed: int, round_index: int, client: int, own: Indices, phase: Phase) -
 class Samples:
     """The dataset on a device, stored as it came; a batch is standardised when it is taken."""
 
-    def __init__(self, data: Dataset, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, data: Dataset, device: torch.device, dtype: torch.dtype, channels_last: bool = False) -> None:
         self.x = torch.from_numpy(np.ascontiguousarray(data.x)).to(device)
-        if device.type == "cpu" and self.x.ndim == 4:
+        if channels_last and self.x.ndim == 4:
             self.x = self.x.contiguous(memory_format=torch.channels_last)  # and so are the batches that are taken of it
         self.y = torch.from_numpy(data.y).to(device)
         shape = (-1,) + (1,) * (data.x.ndim - 2)

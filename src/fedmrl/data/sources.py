@@ -45,6 +45,10 @@ class Dataset:
     std: NDArray[np.float64]
     """For each channel (of vectors: each number), in the units of `x`: what a batch is standardised by when it is taken."""
 
+    def __post_init__(self) -> None:
+        if len(self.x) != len(self.y):
+            raise UserError(f"{self.name} has {len(self.x)} samples and {len(self.y)} labels; give one label for each sample")
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one sample."""

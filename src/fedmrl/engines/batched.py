@@ -145,7 +145,8 @@ class BatchedEngine(Engine):
     def _fitting(self, family: Family, wanted: int) -> int:
         """How many clients are trained at once: all, or equal parts of them that fit into memory."""
         gc.collect()  # programs that were dropped know each other in circles, and hold their memory until they are found
-        each = family.bytes_of_client + self.setting.training.batch_size * family.bytes_of_sample
+        longest = max(len(split.train) for setting in self.settings for split in setting.splits)
+        each = family.bytes_of_client + min(self.setting.training.batch_size, longest) * family.bytes_of_sample
         at_once = max(1, int(_FILLED * free_bytes(self.setting.device) // each))
         chosen = -(-wanted // -(-wanted // at_once))
         if chosen < wanted:

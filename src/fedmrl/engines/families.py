@@ -5,7 +5,8 @@ incoming ones. Whether that holds for a family of models is tried out, not assum
 float64, stacked and padded, must give what each client's own net gives by itself.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from fedmrl.data.plan import Samples
 from fedmrl.engines.base import Setting
 from fedmrl.engines.layers import stackable_layers
 from fedmrl.engines.stack import Family, all_tensors, corner, gradients, scores
@@ -23,6 +25,8 @@ from fedmrl.methods import Batch, ClientNet
 from fedmrl.models import ModelSpec
 from fedmrl.training import Phase
 
+_WIDTHS = {"training", "dim", "in_features", "out_features", "in_channels", "out_channels"}
+_SHIFTS = (0.0, -3.0, 3.0)
 _COPIES = 5  # of what is stored: parameters, gradients, velocities, and those in another layout or type
 
 
@@ -82,11 +86,13 @@ class _Trial:
         self.client_of = {spec: client for client, spec in reversed(list(enumerate(setting.models)))}
         self.nets = {spec: self._net(spec) for spec in dict.fromkeys(setting.models)}
         rng = np.random.default_rng(0)
-        # One sample is small, one large and one padding: a function that bends far from zero shows it.
+        # Small noise, large noise (a function that bends far from zero shows it), padding, and two real samples.
         scale = np.array([1.0, 30.0, 1.0]).reshape(3, *[1] * len(setting.data.shape))
-        self.x = torch.from_numpy(rng.normal(size=(3, *setting.data.shape)) * scale)
-        self.y_B = torch.from_numpy(rng.integers(0, len(setting.data.classes), 3))
-        self.mask_B = torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64)
+        noise = torch.from_numpy(rng.normal(size=(3, *setting.data.shape)) * scale)
+        real, _ = Samples(setting.data, torch.device("cpu"), torch.float64).take(np.array([0, len(setting.data.y) - 1]))
+        self.x = torch.cat([noise, real])
+        self.y_B = torch.from_numpy(rng.integers(0, len(setting.data.classes), 5))
+        self.mask_B = torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0], dtype=torch.float64)
         # Of a client that is new and of one that is not.
         both = [phase for earlier in (0, 1) for phase in setting.method.phases(training, earlier)]
         self.phases = [phase for number, phase in enumerate(both) if phase not in both[:number]]
@@ -110,10 +116,10 @@ class _Trial:
         return net
 
     def alike(self) -> list[list[ModelSpec]]:
-        """The kinds of the same layers, by name and type, whose tensors have the same names and numbers of axes."""
+        """The kinds of the same layers, by name, type and settings, whose tensors have the same names and numbers of axes."""
         groups: dict[Any, list[ModelSpec]] = {}
         for spec, net in self.nets.items():
-            layers = tuple((name, type(module)) for name, module in net.named_modules())
+            layers = tuple((name, type(module), _settings(module)) for name, module in net.named_modules())
             tensors = tuple((name, tensor.ndim, tensor.dtype) for name, tensor in all_tensors(net).items())
             groups.setdefault((layers, tensors), []).append(spec)
         return list(groups.values())
@@ -148,12 +154,32 @@ class _Trial:
                 agree[spec] &= _same(together | {n: g[k] for n, g in of_each.items()}, self._alone(spec, phase))
                 agree[spec] &= self._within_bounds(spec, phase, stack)
         net.eval()
-        for mode in method.modes:
-            scores_KBC = scores(net, method, stack, x, mode)
-            for k, spec in enumerate(specs):
-                with torch.no_grad():
-                    agree[spec] &= _same({mode: scores_KBC[k]}, {mode: method.predict(self.nets[spec].eval(), self.x, mode)})
+        for shift in _SHIFTS:
+            with self._shifted(specs, shift):
+                stack = self._stack(specs)
+                for mode in method.modes:
+                    scores_KBC = scores(net, method, stack, x, mode)
+                    for k, spec in enumerate(specs):
+                        agree[spec] &= _same({mode: scores_KBC[k]}, {mode: self._predicted(spec, mode)})
         return [spec for spec in specs if agree[spec]]
+
+    @contextmanager
+    def _shifted(self, specs: Sequence[ModelSpec], shift: float) -> Iterator[None]:
+        """Inside, all biases are higher by so much: where every unit is below zero, one of padding would stand out."""
+        biases = [p for spec in specs for p in self.nets[spec].parameters() if p.ndim == 1]
+        before = [bias.detach().clone() for bias in biases]
+        with torch.no_grad():
+            for bias in biases:
+                bias.add_(shift)
+            yield
+            for bias, value in zip(biases, before, strict=True):
+                bias.copy_(value)
+
+    def _predicted(self, spec: ModelSpec, mode: str) -> Tensor:
+        """What one client says by itself."""
+        net = self.nets[spec].eval()
+        with torch.no_grad(), _unchanged(net, "is evaluated"):
+            return self.setting.method.predict(net, self.x, mode)
 
     def _within_bounds(self, spec: ModelSpec, phase: Phase, stack: Tensors) -> bool:
         """Whether all that is padded may be zero."""
@@ -165,7 +191,6 @@ class _Trial:
         """One client's loss, sums and gradients by itself, on the rows that are not padding. What they take is noted."""
         net = self.nets[spec]
         net.learn(phase.lr)
-        before = {name: buffer.clone() for name, buffer in net.named_buffers()}
         parameters = {name: p for name, p in net.named_parameters() if p.requires_grad}
         rows = self.mask_B > 0
         weights, saved = {p.untyped_storage().data_ptr() for p in net.parameters()}, 0
@@ -175,14 +200,11 @@ class _Trial:
             saved += 0 if tensor.untyped_storage().data_ptr() in weights else tensor.numel()
             return tensor
 
-        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor), _unchanged(net, "trains"):
             outcome = phase.loss(net, Batch(self.x[rows], self.y_B[rows]))
         value, sums = outcome if isinstance(outcome, tuple) else (outcome, {})
         self._sums.setdefault(spec, {}).update({name: tensor.shape for name, tensor in sums.items()})
         self._saved[spec] = max(self._saved.get(spec, 0), saved // int(rows.sum()))
-        for name, buffer in net.named_buffers():
-            if not torch.equal(buffer, before[name]):
-                raise ValueError(f"{name} changes as it trains")
         found = torch.autograd.grad(value, list(parameters.values()), allow_unused=True, materialize_grads=True)
         of_each = dict(zip(parameters, found, strict=True))
         return {"loss": value.detach(), **{f"{n} (sum)": s for n, s in sums.items()}, **of_each}
@@ -217,6 +239,22 @@ class _Trial:
         widest = max(specs, key=lambda spec: size(all_tensors(self.nets[spec])).parameters)
         sums = {spec: self._sums[spec] for spec in specs}
         return Family(net, tuple(specs), shapes, sums, _COPIES * numbers * bytes_of, _COPIES * self._saved[widest] * bytes_of)
+
+
+def _settings(module: nn.Module) -> tuple[tuple[str, Any], ...]:
+    """A layer's plain attributes but its widths: layers that differ in one cannot be called through one another."""
+    plain = ((name, value) for name, value in vars(module).items() if isinstance(value, bool | int | float | str | tuple))
+    return tuple(sorted((name, repr(value)) for name, value in plain if name not in _WIDTHS and not name.startswith("_")))
+
+
+@contextmanager
+def _unchanged(net: nn.Module, does: str) -> Iterator[None]:
+    """Refuse a buffer that changes inside: clients in a stack would change each other's, or none."""
+    before = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    yield
+    for name, buffer in net.named_buffers():
+        if not torch.equal(buffer, before[name]):
+            raise ValueError(f"{name} changes as it {does}")
 
 
 def _same(together: Mapping[str, Tensor], alone: Mapping[str, Tensor]) -> bool:

@@ -15,7 +15,7 @@ from fedmrl.data.plan import Samples, plan
 from fedmrl.engines.base import Engine, Outcome, Right, Setting, Turn, numerics
 from fedmrl.messages import copy
 from fedmrl.methods import Batch, ClientNet, Round
-from fedmrl.models import ModelSpec, Split
+from fedmrl.models import ModelSpec, OwnModel, Split
 from fedmrl.randomness import torch_seeded
 from fedmrl.training import Phase, Sums
 
@@ -34,7 +34,11 @@ class ReferenceEngine(Engine):
     def __init__(self, *settings: Setting) -> None:
         super().__init__(*settings)
         setting = self.setting
-        self.samples = Samples(setting.data, setting.device, setting.dtype)
+        # On a CPU, images and convolutions go channels last, which is a quarter faster there and computes the same. A user's
+        # model may have been written for images that are laid out as usual.
+        own = any(isinstance(spec, OwnModel) for spec in setting.models)
+        self._channels_last = setting.device.type == "cpu" and not own
+        self.samples = Samples(setting.data, setting.device, setting.dtype, self._channels_last)
         self._own = threading.local()  # each thread has its own nets
         self._pool: ThreadPoolExecutor | None = None
         self._threads = torch.get_num_threads() if setting.device.type == "cpu" and not self._draws() else 1
@@ -80,13 +84,10 @@ class ReferenceEngine(Engine):
         spec = setting.models[turn.client]
         nets: dict[ModelSpec, ClientNet] = self._own.__dict__.setdefault("nets", {})
         if spec not in nets:
-            nets[spec] = self._laid_out(setting.fresh_net(turn.client))
+            net = setting.fresh_net(turn.client)
+            nets[spec] = net.to(memory_format=torch.channels_last) if self._channels_last else net  # type: ignore[call-overload]
         nets[spec].load_state_dict(turn.state)
         return nets[spec]
-
-    def _laid_out(self, net: ClientNet) -> ClientNet:
-        """On a CPU, images and convolutions go channels last, which is a quarter faster there and computes the same."""
-        return net.to(memory_format=torch.channels_last) if self.setting.device.type == "cpu" else net  # type: ignore[call-overload]
 
     def _train_one(self, round_: Round, turn: Turn) -> Outcome:
         setting = self.settings[turn.run]

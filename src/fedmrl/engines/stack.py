@@ -131,7 +131,7 @@ class Pack:
     def views(self, rows_KP: Tensor) -> Tensors:
         """The parameters themselves, one stack each."""
         return {
-            name: rows_KP[:, start : start + self.shapes[name].numel()].view(-1, *self.shapes[name])
+            name: rows_KP[:, start : start + self.shapes[name].numel()].view(len(rows_KP), *self.shapes[name])
             for name, start in self.starts.items()
         }
 

@@ -1,17 +1,18 @@
 """A run's last whole round on disk: safetensors and JSON, no pickle, replaced as one."""
 
 import json
+import shutil
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from fedmrl.errors import UserError
-from fedmrl.federation.store import Kept, Store, file_name
-from fedmrl.files import replacing, write_whole
+from fedmrl.federation.store import Kept, Store, file_name, write_state
+from fedmrl.files import write_whole
 from fedmrl.messages import Tensors
 
 _AT_ONCE = 8  # files that are written side by side
@@ -55,7 +56,7 @@ class Checkpoint:
             names = pool.map(lambda client: self._file_of(client, snapshot.states[client], snapshot.rounds), changed)
             self._written |= {client: (snapshot.states[client], name) for client, name in zip(changed, names, strict=True)}
         server = f"server-round-{snapshot.rounds:05d}.safetensors"
-        self._write(snapshot.server, server)
+        write_state(snapshot.server, self.folder / server)
         clients = {str(client): name for client, (_, name) in sorted(self._written.items())}
         index = {
             "rounds": snapshot.rounds,
@@ -79,8 +80,13 @@ class Checkpoint:
         if isinstance(kept, Path):
             return kept.name
         name = file_name(client, rounds)
-        self._write(kept, name)
+        write_state(kept, self.folder / name)
         return name
+
+    def drop(self) -> None:
+        """Nobody wants it any more. What names its files goes first: half of it would be taken for a damaged one."""
+        (self.folder / "state.json").unlink(missing_ok=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def load(self, store: Store) -> Snapshot | None:
         """The snapshot that was saved last, without its records; None if there is none."""
@@ -107,7 +113,3 @@ class Checkpoint:
             ) from error
         self._written = {client: (tensors, state["clients"][str(client)]) for client, tensors in states.items()}
         return snapshot
-
-    def _write(self, tensors: Tensors, name: str) -> None:
-        with replacing(self.folder / name) as part:
-            save_file(tensors, part)

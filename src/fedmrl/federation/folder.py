@@ -1,9 +1,10 @@
 """A run's folder: `config.toml`, `split.json`, `rounds.jsonl`, `clients.csv`, `summary.json` and `checkpoint/`."""
 
 import csv
+import hashlib
 import io
 import json
-import shutil
+import os
 import time
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,11 @@ from fedmrl.federation.checkpoint import Checkpoint, Snapshot
 from fedmrl.federation.store import Store
 from fedmrl.files import write_whole
 
+try:
+    import fcntl
+except ImportError:  # not a Unix: nothing is held there
+    fcntl = None  # type: ignore[assignment]
+
 _OVERHEAD = 0.02  # of the time, that checkpoints may take
 
 
@@ -27,6 +33,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._held = _held(path)
         self.beside = 0
         """Runs that are made together with this one, and write checkpoints in the same time."""
         self.keeps = True
@@ -48,10 +55,19 @@ class RunFolder:
             (path / "rounds.jsonl").touch()
         except OSError as error:
             raise UserError(f"{path} cannot be written ({error.strerror}); name another folder with --out") from error
+        folder = cls(path)
         write_whole(path / "split.json", split_json(splits))
+        if found := inputs(recipe):
+            write_whole(path / "inputs.json", json.dumps(found))
         write_whole(path / "rounds.jsonl", "")
         write_whole(path / "config.toml", config)
-        return cls(path)
+        return folder
+
+    def close(self) -> None:
+        """Others may write here again."""
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
 
     @classmethod
     def reopen(cls, path: Path, recipe: Recipe, splits: Sequence[ClientSplit]) -> "RunFolder":
@@ -71,6 +87,11 @@ class RunFolder:
         split = path / "split.json"
         if not split.is_file() or split.read_text() != split_json(splits):
             raise UserError(f"{split} differs from the split that this recipe gives today: the data has changed since")
+        for key, before_it in read_inputs(path).items():
+            if inputs(recipe).get(key) != before_it:
+                raise UserError(
+                    f"the file that {key} names has changed since {path} was started; use the same, or another --out"
+                )
         return cls(path)
 
     def finished(self) -> dict[str, Any] | None:
@@ -133,7 +154,7 @@ class RunFolder:
         """`summary.json`, with which the run is over."""
         write_whole(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
         if not self.keeps:
-            shutil.rmtree(self.checkpoint.folder, ignore_errors=True)
+            self.checkpoint.drop()
 
     def write_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """`clients.csv`."""
@@ -144,13 +165,41 @@ class RunFolder:
         write_whole(self.path / "clients.csv", text.getvalue())
 
 
+def inputs(recipe: Recipe) -> dict[str, str]:
+    """A fingerprint of each file that the recipe names, by its key."""
+    named = {"participation": recipe.participation, "data.file": recipe.data.file}
+    paths = {key: Path(name).expanduser() for key, name in named.items() if isinstance(name, str)}
+    return {key: hashlib.sha256(path.read_bytes()).hexdigest() for key, path in paths.items() if path.is_file()}
+
+
+def read_inputs(path: Path) -> dict[str, str]:
+    """Of the run that was started there; a run of an older fedmrl has none."""
+    try:
+        return dict(json.loads((path / "inputs.json").read_text()))
+    except (OSError, ValueError):
+        return {}
+
+
+def _held(path: Path) -> int | None:
+    """The folder, held until it is closed: two runs in one folder would write over each other's files."""
+    if fcntl is None:
+        return None
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(folder)
+        raise UserError(f"{path} is being written by another fedmrl; wait until it is done, or name another --out") from error
+    return folder
+
+
 def refuse_used(path: Path) -> None:
     """Refuse a folder in which something would be overwritten."""
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file; --out must name a folder")
     if (path / "config.toml").exists():
         raise UserError(f"{path} already holds a run; name another --out, or go on with it by --resume")
-    begun = {"split.json", "rounds.jsonl"}  # what a run that was killed while its folder was made leaves
+    begun = {"split.json", "inputs.json", "rounds.jsonl"}  # what a run that was killed while its folder was made leaves
     if path.exists() and any(entry.name not in begun and entry.suffix != ".part" for entry in path.iterdir()):
         raise UserError(f"{path} is not empty; name a new folder with --out")
 

@@ -96,7 +96,7 @@ def run_seeds(
     check_engine(engine)
     check_store(store)
     on_notice = on_notice or (lambda _: None)
-    paths = [None] * len(seeds) if outs is None else [Path(out) for out in outs]
+    paths = _paths(seeds, outs)
     for path in paths:
         if path is not None and not resume:
             refuse_used(path)
@@ -109,16 +109,37 @@ def run_seeds(
         data = data or sources.load(recipe.data)
     settings = [prepare(one, place, models, data) for one in seeded]
     folders = _opened(paths, seeded, settings, resume)
+    try:
+        return _run_all(seeded, settings, folders, resume, engine, store, keep, on_round or (lambda _: None), on_notice, begun)
+    finally:
+        for folder in folders:
+            if folder is not None:
+                folder.close()
+
+
+def _run_all(
+    seeded: Sequence[Recipe],
+    settings: Sequence[Setting],
+    folders: Sequence[RunFolder | None],
+    resume: bool,
+    engine: str,
+    store: str,
+    keep: bool,
+    on_round: OnRound,
+    on_notice: OnNotice,
+    begun: float,
+) -> list[Run | DivergedError]:
+    """The same, when all is checked and every folder is there."""
     done: dict[int, Run | DivergedError] = {}
     for number, (one, folder) in enumerate(zip(seeded, folders, strict=True)):
         if resume and folder is not None and (summary := folder.finished()):
             done[number] = Run(one, summary, folder.records(one.rounds), folder.path)
-    if left := [number for number in range(len(seeds)) if number not in done]:
+    if left := [number for number in range(len(seeded)) if number not in done]:
         working = engine_for(engine, *(settings[number] for number in left))
         working.tell = on_notice
         for line in working.notices:
             on_notice(line)
-        where, line = choose(store, settings[left[0]], recipe.clients * len(left))
+        where, line = choose(store, settings[left[0]], seeded[0].clients * len(left))
         on_notice(line)
         schedules = [schedule(seeded[number]) for number in left]
         working.foresee(schedules)
@@ -127,16 +148,25 @@ def run_seeds(
             folder = folders[number]
             if folder:
                 folder.beside, folder.keeps = len(left) - 1, keep
-            kept = make_store(where, place, folder.checkpoint.folder if folder else None)
+            kept = make_store(where, settings[number].device, folder.checkpoint.folder if folder else None)
             federations.append(
                 Federation(seeded[number], settings[number], who, working, folder, kept, len(federations), len(left), begun)
             )
         try:
-            done |= dict(zip(left, together(working, federations, on_round or (lambda _: None)), strict=True))
+            done |= dict(zip(left, together(working, federations, on_round), strict=True))
         finally:
             for federation in federations:
                 federation.close()
-    return [done[number] for number in range(len(seeds))]
+    return [done[number] for number in range(len(seeded))]
+
+
+def _paths(seeds: Sequence[int], outs: Sequence[str | Path] | None) -> Sequence[Path | None]:
+    """A folder for each seed, if they are to be written."""
+    if outs is None:
+        return [None] * len(seeds)
+    if isinstance(outs, str | Path) or len(outs) != len(seeds) or len(set(map(Path, outs))) < len(outs):
+        raise UserError(f"outs must name a folder for each of the {len(seeds)} seeds, each another; it is {outs!r}")
+    return [Path(out) for out in outs]
 
 
 def _opened(
@@ -144,10 +174,15 @@ def _opened(
 ) -> list[RunFolder | None]:
     """Each run's folder. Those that are there come first: what refuses one of them leaves nothing behind."""
     found: dict[int, RunFolder] = {}
-    for goes_on in (True, False):
-        for number, (path, recipe, setting) in enumerate(zip(paths, recipes, settings, strict=True)):
-            if path is not None and goes_on is (resume and (len(paths) == 1 or (path / "config.toml").exists())):
-                found[number] = (RunFolder.reopen if goes_on else RunFolder.create)(path, recipe, setting.splits)
+    try:
+        for goes_on in (True, False):
+            for number, (path, recipe, setting) in enumerate(zip(paths, recipes, settings, strict=True)):
+                if path is not None and goes_on is (resume and (len(paths) == 1 or (path / "config.toml").exists())):
+                    found[number] = (RunFolder.reopen if goes_on else RunFolder.create)(path, recipe, setting.splits)
+    except BaseException:
+        for folder in found.values():
+            folder.close()
+        raise
     return [found.get(number) for number in range(len(paths))]
 
 

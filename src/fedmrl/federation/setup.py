@@ -54,10 +54,11 @@ def _check_models(setting: Setting) -> None:
     setting.method.check([net.local for net in clients], [labels[spec] for spec in setting.models])
     for client, net in enumerate(clients):
         try:
-            cuts = setting.subsets(client).values()
+            cuts = setting.subsets(client)
         except UserError as error:
             raise UserError(f"client {client}: {error}") from error
-        alone = any(len(cut) % setting.training.batch_size == 1 for cut in cuts)
+        trains = {phase.subset for phase in setting.method.phases(setting.training, earlier=1) if "local" in phase.lr}
+        alone = any((len(cuts[subset]) - 1) % setting.training.batch_size == 0 for subset in trains)
         if alone and any(isinstance(module, _BatchNorm) for module in net.modules()):
             raise UserError(
                 f"client {client}'s model ({setting.models[client].label}) normalises over the batch, and with "
@@ -82,9 +83,12 @@ def _check_kind(setting: Setting, client: int, net: ClientNet) -> None:
             trial.learn(phase.lr)
             try:
                 with torch_seeded(setting.seed, "trial"):
-                    phase.loss(trial, Batch(x, y_B))
+                    outcome = phase.loss(trial, Batch(x, y_B))
             except Exception as error:  # whatever a user's module raises
                 raise UserError(f"{label} cannot be trained: {type(error).__name__}: {error}") from error
+            loss = outcome[0] if isinstance(outcome, tuple) else outcome
+            if not loss.requires_grad:
+                raise UserError(f"{label} has nothing that can be trained: all of it is frozen; leave a layer that learns")
 
 
 def schedule(recipe: Recipe) -> Schedule:

@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 from typing import ClassVar, Literal, cast
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from fedmrl.engines import Setting
@@ -109,8 +109,7 @@ class DiskStore(Store):
         """See `Store`."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / file_name(client, rounds)
-        with replacing(path) as part:
-            save_file(state, part)
+        write_state(state, path)
         return path
 
     def load(self, kept: Kept) -> Tensors:
@@ -137,6 +136,15 @@ class DiskStore(Store):
         """See `Store`; files outside a run's folder are deleted."""
         if self._own:
             self._own.cleanup()
+
+
+def write_state(state: Tensors, path: Path) -> None:
+    """Write a state as safetensors, whole or not at all."""
+    with replacing(path) as part:
+        try:
+            save_file(state, part)
+        except SafetensorError as error:  # which is what it says of a full disk
+            raise OSError(str(error)) from error
 
 
 def file_name(client: int, rounds: int) -> str:

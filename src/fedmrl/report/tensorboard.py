@@ -1,5 +1,6 @@
 """Rounds as TensorBoard's scalars, for those who watch their runs there."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,9 @@ def writing(folder: Path) -> Iterator[Callable[[Mapping[str, Any]], None]]:
         ) from error
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--tensorboard: {folder} is a file; name a folder")
+    above = next(parent for parent in [folder, *folder.absolute().parents] if parent.exists())
+    if not os.access(above, os.W_OK):
+        raise UserError(f"--tensorboard: {folder} cannot be made; name another folder")
     writer: Any = None
 
     def on_round(record: Mapping[str, Any]) -> None:

@@ -42,6 +42,8 @@ class _Running:
         self.said.seek(0)
         lines = self.said.read().decode(errors="replace").strip().splitlines()
         self.said.close()
+        if code < 0:
+            return Ended(self.name, code, f"ended by {signal.Signals(-code).name}")
         return Ended(self.name, code, lines[-1].removeprefix("fedmrl: ") if lines else "it ended without a word")
 
 
@@ -60,6 +62,6 @@ def side_by_side(commands: Mapping[str, Sequence[str]], jobs: int, until: float 
             time.sleep(_LOOK)
     finally:
         for one in running:
-            one.process.send_signal(signal.SIGINT)
+            one.process.terminate()  # and not by SIGINT, which what is started in the background of a shell never hears
         for one in running:
             one.ended()
