@@ -26,7 +26,7 @@ def test_every_way_is_measured_and_compared_with_the_reference(method):
         assert row["seconds_a_round"] == sum(row["seconds"][what] for what in ("train", "aggregate", "evaluate"))
         assert len(row["shown"]) == len(COLUMNS)
     assert {"train", "encode", "evaluate", "aggregate", "gather", "step"} <= result["rows"][1]["seconds"].keys()
-    assert len(heard) == 3
+    assert len(heard) == 6, "a line before each, and one after it"
 
 
 def test_noise_stands_in_for_data_that_is_not_there():

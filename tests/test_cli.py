@@ -65,7 +65,7 @@ def test_run_writes_a_whole_folder_and_says_what_came_out(fedmrl):
     code, out, _ = fedmrl("run", "quickstart", *TINY)
     assert code == 0
     folder = Path("runs/quickstart-fedmrl-1")
-    expected = ["checkpoint", "clients.csv", "config.toml", "rounds.jsonl", "split.json", "summary.json"]
+    expected = ["checkpoint", "clients.csv", "config.toml", "inputs.json", "rounds.jsonl", "split.json", "summary.json"]
     assert sorted(p.name for p in folder.iterdir()) == expected
     summary = json.loads((folder / "summary.json").read_text())
     final = summary["accuracy"]["all"]["aggregated"]["mix-large"]["last"]
@@ -135,6 +135,15 @@ def test_compare_over_seeds_tells_mean_and_spread(fedmrl):
     assert code == 0, err
     assert [run["seed"] for run in json.loads(out)["methods"]["fd"]] == [0, 1]
     assert "±" in Path("c/table.md").read_text()
+
+
+def test_compare_where_all_diverge_exits_3_and_names_no_figure(fedmrl):
+    code, out, err = fedmrl(
+        "compare", "quickstart", *PLAIN, *sets("training.lr=1e30"), "--methods", "standalone,fd", "--out", "c"
+    )
+    assert code == 3, err
+    assert "Figure" not in out
+    assert err.count("became NaN or infinite") == 2
 
 
 def test_compare_goes_on_when_one_method_diverges_and_prints_a_dash(fedmrl):

@@ -61,6 +61,7 @@ def measure(
     before = _reference_states(recipe, place, data) if rows else {}
     measured = []
     for row in rows:
+        on_row(f"{row.label}: measuring {repeats} round{'' if repeats == 1 else 's'} after a first one …")
         found = _measured(row, recipe, place, data, repeats, before)
         measured.append(found)
         on_row(f"{row.label}: {found['shown'][1]} samples/s, ready after {_said(found['seconds_to_start'])}")

@@ -225,7 +225,7 @@ def _print_run(named: NamedRecipe, done: fedmrl.Run, folder: Path) -> None:
 def _cost_sentence(cost: dict[str, Any]) -> str:
     if not cost["reached"]:
         return f"{cost['target']:.0%} over all clients was not reached."
-    spent = f"{amount(cost['parameters'], 'parameters')} sent and {amount(cost['flops'], 'FLOP')}"
+    spent = f"{amount(cost['parameters'], '')} parameters sent and {amount(cost['flops'], 'FLOP')}"
     return f"{cost['target']:.0%} over all clients was reached by round {cost['rounds']}: {spent} a client."
 
 
@@ -276,11 +276,14 @@ def compare(
             "accuracy: each client's on its own test samples at the end, mean over all clients; best: the best round's; worst"
             " client: the lowest of them; sent, compute: one client's total up and down and in training, on average."
         )
+    if not as_json and any(summary["status"] == "finished" for of_one in result.summaries.values() for summary in of_one):
         where = f"Figure: {folder / 'accuracy.png'}   Table: {folder / 'table.md'}   Each run: {folder}/*/"
         out.print(where, soft_wrap=True, markup=False)
         out.print(_page_hint(folder), soft_wrap=True, markup=False)
     for sentence in result.diverged:
         err.print(f"fedmrl: {sentence}", soft_wrap=True, markup=False)
+    if len(result.diverged) == sum(map(len, result.summaries.values())):
+        raise typer.Exit(3)
 
 
 def _names(methods: str) -> list[str]:
@@ -374,7 +377,7 @@ def reproduce(
     place = folder_of(folder) if again else folder
     left = missing(found, place) or (found if again else [])
     if dry_run:
-        _print_plan(found, left, Clock(folder, device))
+        _print_plan(found, left, Clock(folder, device, tell=_notice))
         return
     if again:
         forget(left, place)
@@ -437,8 +440,8 @@ def _print_again(found: Sequence[Wanted], folder: Path) -> None:
 
 def _print_plan(found: Sequence[Wanted], left: Sequence[Wanted], clock: Clock) -> None:
     missing = {one.name: one for one in left}
-    table = _table(f"On {clock.device}", "cell", "seeds", "measured", "to run", "estimate", "by")
-    total = 0.0
+    table = _table(f"On {clock.device}", "cell", "seeds", "left", "estimate")
+    total, sources_of = 0.0, set[str]()
     for one in found:
         seeds = missing[one.name].seeds if one.name in missing else ()
         estimate = clock.estimate(missing[one.name]) if seeds else None
@@ -446,14 +449,15 @@ def _print_plan(found: Sequence[Wanted], left: Sequence[Wanted], clock: Clock) -
         table.add_row(
             one.name,
             ", ".join(map(str, one.seeds)),
-            str(len(one.seeds) - len(seeds)),
             str(len(seeds)),
             time_said(estimate.seconds) if estimate else "",
-            estimate.source if estimate else "",
         )
+        sources_of |= {estimate.source} if estimate else set()
     out.print(table)
     runs = sum(len(one.seeds) for one in left)
     out.print(f"{runs} run{'' if runs == 1 else 's'} left, about {time_said(total)} one after another.")
+    if sources_of:
+        out.print(f"Estimated by {', or '.join(sorted(sources_of))}.")
 
 
 def _print_reproduction(folder: Path, scale: Scale) -> None:

@@ -28,6 +28,7 @@ def watching(console: Console, label: str, rounds: int) -> Iterator[OnRound]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[accuracy]}"),
         console=console,
+        speed_estimate_period=3600,  # seconds: rounds may be long, and a time left is wanted after the first two
     ) as bar:
         task = bar.add_task(label, total=rounds, accuracy="")
         describe = Description()

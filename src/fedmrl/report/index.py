@@ -41,6 +41,11 @@ SWEEP_WORDS: Mapping[str, tuple[str, str]] = {
 WITHOUT_MRL = 6
 """The colour of FedMRL without Matryoshka learning."""
 
+_TOY = (
+    "A toy: narrow networks on scikit-learn’s digits, eight rounds, one seed. It shows that all of this works, and says "
+    "nothing of whether the paper’s claims hold."
+)
+
 
 def write_index(cells: Sequence[Cell], scale: Scale, folder: Path) -> Path:
     """Write the page of a reproduction, whatever is measured of it; that of `results/paper` is what `results` opens with."""
@@ -66,7 +71,7 @@ def index_data(cells: Sequence[Cell], scale: Scale) -> Data:
         "version": __version__,
         "quick": scale.name == "quick",
         "facts": _facts(outcomes),
-        "notes": outcomes.left_out_said(cell.setting for cell in cells),
+        "notes": [*([_TOY] if scale.name == "quick" else []), *outcomes.left_out_said(cell.setting for cell in cells)],
         "protocols": PROTOCOL_WORDS,
         "answers": {protocol: _answer(outcomes, protocol) for protocol in PROTOCOLS},
         "methods": [{"title": TITLES[method], "colour": COLOURS[method]} for method in METHOD_ORDER],
@@ -140,7 +145,7 @@ def _title(outcomes: Outcomes, protocol: Protocol) -> str:
     if not places:
         return "Whether FedMRL wins cannot be said yet"
     leads = [place.margin.points for place in places if place.margin and place.first]
-    behind = [-place.margin.points for place in places if place.margin and not place.first]
+    behind = [max(0.0, -place.margin.points) for place in places if place.margin and not place.first]
     so_far = "" if outcomes.is_whole("table-hetero") else " so far"
     won = [place.first for place in places]
     return f"FedMRL is {_first_in(won)}{so_far}{_by(leads) if any(won) else _by(behind, ' behind')}"

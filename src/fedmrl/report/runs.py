@@ -262,7 +262,7 @@ def _names(firsts: Sequence[FinishedRun]) -> Iterator[str]:
     for title, run in zip(titles, firsts, strict=True):
         alike = [other for other, its in zip(firsts, titles, strict=True) if its == title]
         differs = differing(alike)
-        said = ", ".join(f"{key.removeprefix('method.')} = {run.settings.get(key, 'not set')}" for key in differs)
+        said = ", ".join(f"{key.removeprefix('method.')} = {_setting(run, key)}" for key in differs)
         same = [other for other in alike if other.settings == run.settings]
         if len(alike) == 1:
             yield title
@@ -270,6 +270,12 @@ def _names(firsts: Sequence[FinishedRun]) -> Iterator[str]:
             yield f"{title} ({run.folder.name})"
         else:
             yield f"{title} ({said})"
+
+
+def _setting(run: FinishedRun, key: str) -> Any:
+    """A setting's value; of a file its name alone, since where it lies is nobody's business."""
+    value = run.settings.get(key, "not set")
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
 def differing(runs: Sequence[FinishedRun]) -> list[str]:

@@ -212,7 +212,8 @@ def _data(name: DataName) -> Dataset:
 class Clock:
     """Says how long runs should take on this device: by cells that were measured on it, else by a round that it times."""
 
-    def __init__(self, folder: Path, device: str = "auto") -> None:
+    def __init__(self, folder: Path, device: str = "auto", tell: Callable[[str], None] = lambda _: None) -> None:
+        self._tell = tell
         self.place = pick_device(device)
         self.device = device_name(self.place)
         self._cells = [cell for cell in read_cells(folder) if cell.device == self.device and cell.status == "finished"]
@@ -240,6 +241,7 @@ class Clock:
 
         method = one.recipe.method.name
         if method not in self._timed:
+            self._tell(f"timing a round of {one.recipe.method.title} …")
             training = one.recipe.training.model_copy(update={"epochs": 1})
             way = "captured" if self.place.type == "cuda" else "reference"
             recipe = one.recipe.model_copy(update={"training": training})
