@@ -64,10 +64,10 @@ class _OwnGenerator(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
-        on_host = (
-            torch.device(given.get("device") or next((a.device for a in args if isinstance(a, Tensor)), "cpu")).type == "cpu"
-        )
-        if torch.Tag.nondeterministic_seeded not in func.tags or given.get("generator") is not None or not on_host:
+        if torch.Tag.nondeterministic_seeded not in func.tags or given.get("generator") is not None:
+            return func(*args, **given)
+        place = given.get("device") or next((a.device for a in args if isinstance(a, Tensor)), "cpu")
+        if torch.device(place).type != "cpu":
             return func(*args, **given)
         if (taking := _taking_generator(func)) is not None:
             return taking(*args, **{**given, "generator": self._own})

@@ -25,8 +25,8 @@ from fedmrl.methods import Batch, ClientNet
 from fedmrl.models import ModelSpec
 from fedmrl.training import Phase
 
-_WIDTHS = {"training", "dim", "in_features", "out_features", "in_channels", "out_channels"}
-_SHIFTS = (0.0, -3.0, 3.0)
+_MAY_DIFFER = {"training", "dim", "in_features", "out_features", "in_channels", "out_channels"}  # of kinds in one stack
+_SHIFTS = (0.0, -3.0, 3.0)  # of biases, under which kinds must agree
 _COPIES = 5  # of what is stored: parameters, gradients, velocities, and those in another layout or type
 
 
@@ -171,9 +171,11 @@ class _Trial:
         with torch.no_grad():
             for bias in biases:
                 bias.add_(shift)
-            yield
-            for bias, value in zip(biases, before, strict=True):
-                bias.copy_(value)
+            try:
+                yield
+            finally:  # those that spoil it for others are tried again, from the same weights
+                for bias, value in zip(biases, before, strict=True):
+                    bias.copy_(value)
 
     def _predicted(self, spec: ModelSpec, mode: str) -> Tensor:
         """What one client says by itself."""
@@ -244,7 +246,7 @@ class _Trial:
 def _settings(module: nn.Module) -> tuple[tuple[str, Any], ...]:
     """A layer's plain attributes but its widths: layers that differ in one cannot be called through one another."""
     plain = ((name, value) for name, value in vars(module).items() if isinstance(value, bool | int | float | str | tuple))
-    return tuple(sorted((name, repr(value)) for name, value in plain if name not in _WIDTHS and not name.startswith("_")))
+    return tuple(sorted((name, repr(value)) for name, value in plain if name not in _MAY_DIFFER and not name.startswith("_")))
 
 
 @contextmanager
