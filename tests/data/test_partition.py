@@ -149,6 +149,27 @@ def test_the_official_test_set_is_dealt_by_the_same_classes_and_shares():
         np.testing.assert_allclose(test / 100, train / 500, atol=0.02)
 
 
+@pytest.mark.parametrize("test", ["official", "split"])
+def test_what_is_set_aside_goes_to_nobody_and_is_drawn_over_all_classes(test):
+    data = dataset([500, 500, 500, 500], test=400)
+    splits = partition(PartitionTable(classes_per_client=2, test=test, set_aside=800), data, 4, 0)
+    dealt = np.concatenate([np.concatenate([own.train, own.test]) for own in splits])
+    assert len(dealt) == len(set(dealt.tolist())) == 1600
+    aside = np.setdiff1d(np.arange(2400), dealt)
+    assert test == "split" or aside.max() < 2000, "official test samples are all dealt"
+    assert (np.bincount(data.y[aside], minlength=4) > 140).all()
+
+
+def test_nothing_set_aside_is_the_split_as_it_was():
+    data = dataset([50, 50])
+    assert split_json(partition(PartitionTable(set_aside=0), data, 3, 5)) == split_json(partition(PartitionTable(), data, 3, 5))
+
+
+def test_a_given_split_takes_nothing_aside():
+    with pytest.raises(ValueError, match="leave set_aside out"):
+        PartitionTable(kind="given", file="split.json", set_aside=3)
+
+
 def test_a_split_can_be_saved_and_given_to_another_run(tmp_path):
     data = dataset([50, 50])
     first = partition(PartitionTable(), data, 3, seed=5)
@@ -197,6 +218,8 @@ def test_a_given_split_that_cannot_be_is_refused(tmp_path, text, sentence):
         ({"kind": "dirichlet"}, 3, "min_samples × clients is 10 × 3 = 30, more than the 20 samples"),
         ({"kind": "dirichlet", "alpha": 0.001, "min_samples": 6}, 3, "raise"),
         ({"test": "official"}, 2, "made has no official test set"),
+        ({"set_aside": 20}, 2, "partition.set_aside is 20, all of the 20 samples of made; choose fewer"),
+        ({"set_aside": 18}, 3, "clients is 3, more than the 2 samples of made; choose fewer"),
     ],
 )
 def test_a_split_that_cannot_be_met_is_refused_in_a_sentence(table, clients, sentence):
@@ -221,3 +244,12 @@ def test_clients_of_few_samples_are_not_all_tested_on_the_same_classes():
     counts = np.bincount(np.concatenate(tested), minlength=10)
     assert counts.min() > 80, "120 each, were it exactly even"
     assert counts.max() < 160
+
+
+def test_the_authors_recipes_train_on_40_000_images_and_test_on_10_000(cifar_dir):
+    from fedmrl import load_recipe
+    from fedmrl.data.sources import DataTable, load
+
+    data = load(DataTable(name="cifar10", dir=str(cifar_dir)))
+    splits = partition(load_recipe("authors-code/cifar10-n100").partition, data, 100, 0)
+    assert (sum(len(own.train) for own in splits), sum(len(own.test) for own in splits)) == (40_000, 10_000)

@@ -36,6 +36,9 @@ class PartitionTable(Table):
         "split", description="each client's data is cut in train and test, or the official test set is dealt alike"
     )
     test_share: Annotated[float, Field(gt=0, lt=1)] = Field(0.2, description="split: the part of a client's data to test on")
+    set_aside: Annotated[int, Field(ge=0)] = Field(
+        0, description="so many samples (with test = official: training samples), drawn at random, go to nobody"
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -43,6 +46,8 @@ class PartitionTable(Table):
             raise ValueError(f"shares is {list(self.shares)}; its first value must not be above its second")
         if self.kind == "given" and self.file is None:
             raise ValueError("kind is 'given', so file must name a JSON of each client's sample numbers")
+        if self.kind == "given" and self.set_aside:
+            raise ValueError("kind is 'given', so the file says who has what; leave set_aside out")
         return self
 
 
@@ -61,10 +66,11 @@ def partition(table: PartitionTable, data: Dataset, clients: int, seed: int) -> 
     pool = data.official_train if table.test == "official" else len(data.y)
     if table.test == "official" and pool == len(data.y):
         raise UserError(f"partition.test is 'official', and {data.name} has no official test set; use 'split'")
-    if clients > pool:
-        raise UserError(f"clients is {clients}, more than the {pool} samples of {data.name}; choose fewer")
-    shares = _SHARES[table.kind](table, data, pool, clients, seed)
-    dealt = deal(data.y[:pool], shares, generator(seed, "deal"))
+    kept = _kept(table, data, pool, seed)
+    if clients > len(kept):
+        raise UserError(f"clients is {clients}, more than the {len(kept)} samples of {data.name}; choose fewer")
+    shares = _SHARES[table.kind](table, data, data.y[kept], clients, seed)
+    dealt = [kept[own] for own in deal(data.y[kept], shares, generator(seed, "deal"))]
     if table.test == "official":
         tests = deal(data.y[pool:], shares, generator(seed, "deal-test"))
         splits = [ClientSplit(train, test + pool) for train, test in zip(dealt, tests, strict=True)]
@@ -72,6 +78,15 @@ def partition(table: PartitionTable, data: Dataset, clients: int, seed: int) -> 
         splits = [train_test(own, data.y, table.test_share, seed, k) for k, own in enumerate(dealt)]
     _check_enough(splits)
     return splits
+
+
+def _kept(table: PartitionTable, data: Dataset, pool: int, seed: int) -> Indices:
+    """The samples that are dealt: all of the pool, or all but those that are set aside."""
+    if not table.set_aside:
+        return np.arange(pool)
+    if table.set_aside >= pool:
+        raise UserError(f"partition.set_aside is {table.set_aside}, all of the {pool} samples of {data.name}; choose fewer")
+    return np.sort(generator(seed, "set-aside").permutation(pool)[table.set_aside :])
 
 
 def deal(y: Indices, shares: NDArray[np.float64], rng: np.random.Generator) -> list[Indices]:
@@ -91,7 +106,7 @@ def deal(y: Indices, shares: NDArray[np.float64], rng: np.random.Generator) -> l
     return np.split(np.argsort(owner, kind="stable"), ends[:-1])
 
 
-def _class_shares(table: PartitionTable, data: Dataset, pool: int, clients: int, seed: int) -> NDArray[np.float64]:
+def _class_shares(table: PartitionTable, data: Dataset, y: Indices, clients: int, seed: int) -> NDArray[np.float64]:
     classes, each = len(data.classes), table.classes_per_client
     if each > classes:
         raise UserError(f"partition.classes_per_client is {each}, and {data.name} has {classes} classes; choose 1 to {classes}")
@@ -104,7 +119,7 @@ def _class_shares(table: PartitionTable, data: Dataset, pool: int, clients: int,
     holds = class_holders(classes, clients, each, rng)
     shares = np.where(holds, rng.uniform(*table.shares, size=holds.shape), 0.0)
     shares /= shares.sum(axis=1, keepdims=True)
-    counts = np.bincount(data.y[:pool], minlength=classes)
+    counts = np.bincount(y, minlength=classes)
     # Rounding must leave every holder at least one sample of the class.
     for label in np.flatnonzero((np.where(holds, shares, 1.0) * counts[:, None]).min(axis=1) < 1):
         raise UserError(
@@ -131,20 +146,20 @@ def class_holders(classes: int, clients: int, each: int, rng: np.random.Generato
     return holds
 
 
-def _dirichlet_shares(table: PartitionTable, data: Dataset, pool: int, clients: int, seed: int) -> NDArray[np.float64]:
+def _dirichlet_shares(table: PartitionTable, data: Dataset, y: Indices, clients: int, seed: int) -> NDArray[np.float64]:
     """Class by class, Dirichlet shares over the clients that do not have their even part of all samples yet."""
     rng = generator(seed, "partition")
-    counts = np.bincount(data.y[:pool], minlength=len(data.classes))
-    if table.min_samples * clients > pool:
+    counts = np.bincount(y, minlength=len(data.classes))
+    if table.min_samples * clients > len(y):
         raise UserError(
             f"partition.min_samples × clients is {table.min_samples} × {clients} = {table.min_samples * clients}, more than "
-            f"the {pool} samples of {data.name}; lower one of them"
+            f"the {len(y)} samples of {data.name}; lower one of them"
         )
     for _ in range(table.tries):
         has = np.zeros(clients)
         shares = np.zeros((len(counts), clients))
         for label in range(len(counts)):
-            shares[label] = _one_class(table, rng, has < pool / clients)
+            shares[label] = _one_class(table, rng, has < len(y) / clients)
             has += np.diff(np.round(np.cumsum(shares[label]) * counts[label]), prepend=0)
         if has.min() >= table.min_samples:
             return shares
@@ -167,10 +182,10 @@ def _one_class(table: PartitionTable, rng: np.random.Generator, open_: NDArray[n
     )
 
 
-def _iid_shares(table: PartitionTable, data: Dataset, pool: int, clients: int, seed: int) -> NDArray[np.float64]:
+def _iid_shares(table: PartitionTable, data: Dataset, y: Indices, clients: int, seed: int) -> NDArray[np.float64]:
     """Nobody's share differs; who gets the samples left over by rounding is drawn for each class."""
     rng = generator(seed, "partition")
-    counts = np.bincount(data.y[:pool], minlength=len(data.classes))
+    counts = np.bincount(y, minlength=len(data.classes))
     dealt = np.tile(counts[:, None] // clients, (1, clients)).astype(np.float64)
     turn, order = 0, rng.permutation(clients)
     for label, left_over in enumerate(counts % clients):
