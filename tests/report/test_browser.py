@@ -12,6 +12,9 @@ import fedmrl
 from fedmrl.federation.loop import run_seeds
 from fedmrl.report.page import percent, write_page
 
+INSIDE = "all => all.every(one => one.getBoundingClientRect().right <= one.closest('svg').getBoundingClientRect().right)"
+"""Whether no label is cut by the edge of its chart."""
+
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
@@ -57,6 +60,7 @@ def test_a_curve_is_labelled_by_what_the_protocol_counts_and_its_best_round_is_r
     assert not wide or values("#curves .end") == values(".card .value")
     page.get_by_role("radio", name="Paper: best round").click()
     assert page.locator("#curves .ring").count() == 4, "one for each run"
+    assert page.locator("#curves .end").evaluate_all(INSIDE)
     if wide:
         assert all(" best " in text for text in page.locator("#curves .end").all_text_contents())
         assert values("#curves .end") == values(".card .value")
@@ -72,7 +76,9 @@ def test_a_method_looks_the_same_whoever_is_shown_beside_it(browser, report, pag
     assert len(every) == 3 and len({str(look) for look in every.values()}) == 3
     with opening(browser, DESKTOP) as open_file:
         for chosen in (["standalone", "fedproto"], ["fedmrl-0"]):
-            few = looks(open_file(write_page([report.parent / name for name in chosen], tmp_path / f"{chosen[0]}.html")))
+            tab = open_file(write_page([report.parent / name for name in chosen], tmp_path / f"{chosen[0]}.html"))
+            few = looks(tab)
+            assert tab.locator("#curves .end").evaluate_all(INSIDE), "a label is not cut"
             assert few == {name: every[name] for name in few}
 
 
@@ -102,7 +108,7 @@ def test_a_client_that_never_took_part_is_said_to_wherever_it_is_shown(browser, 
         path.write_text(json.dumps(summary))
     with opening(browser, size) as open_file:
         page = open_file(write_page([tmp_path]))
-        assert "1 of 4 clients never took part" in page.locator("#clients-says").inner_text()
+        assert "never took part (1 of 4)" in page.locator("#clients-says").inner_text()
         assert "never" in page.locator("#clients tbody tr").first.inner_text()
         assert page.locator(".card dd").nth(2).inner_text().startswith("25.0")
         assert page.locator(".card dt").nth(2).inner_text() == "worst client that took part"

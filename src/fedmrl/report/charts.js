@@ -164,7 +164,7 @@ function lineChart(into, { label, yLabel = "", xLabel = "round", height = 380, l
     const shown = visible();
     rounds = [...new Set(shown.flatMap((one) => one.rounds))].sort((a, b) => a - b);
     const roomy = width >= 640;
-    const margin = { top: 26, right: roomy ? 34 + 8 * Math.max(0, ...shown.map((one) => short(one.name).length + counted(one).length)) : 14, bottom: 42, left: 50 };
+    const margin = { top: 26, right: roomy ? 34 + 8.2 * Math.max(0, ...shown.map((one) => short(one.name).length + 1 + counted(one).length)) : 14, bottom: 42, left: 50 };
     let [low, high] = limits || extent(shown);
     const room = Math.max((high - low) * 0.08, 0.02);
     [low, high] = [Math.max(0, low - room), Math.min(1, high + room)];
@@ -287,7 +287,7 @@ function differenceChart(into, { label, yLabel, gain, loss, rows, height = 220, 
     x = (i) => inset.left + i * each;
     y = (value) => inset.top + ((high - value) / (high - low)) * (height - inset.top - inset.bottom);
     const svg = draw("svg", { height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
-    for (const tick of ticks(low, high, height / 45))
+    for (const tick of ticks(low, high, height / 35))
       svg.append(
         draw("line", { class: "grid", x1: inset.left, x2: width - inset.right, y1: y(tick), y2: y(tick) }),
         draw("text", { x: inset.left - 8, y: y(tick) + 4, "text-anchor": "end" }, points(+tick.toFixed(6)).replace(/\.0$/, "")),

@@ -79,7 +79,7 @@ function showFederation() {
   byId("clients-says").textContent = [
     "Each client’s accuracy at the end of the run, on its own test samples, with the latest the server has.",
     federation.worth,
-    idle ? `${many(idle)} of ${many(clients.length)} clients never took part: their own models are untrained, and only what they get from the server has learned anything.` : "",
+    idle ? `Clients that never took part (${many(idle)} of ${many(clients.length)}) have untrained models of their own: only what they get from the server has learned anything.` : "",
     data.federations.length > 1 ? "Each seed deals the samples anew, so clients are compared within one seed." : "",
   ].join(" ");
   showDifferences(federation, places);
