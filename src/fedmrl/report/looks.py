@@ -49,7 +49,7 @@ def looks_of(series: Sequence[tuple[str, str]]) -> list[Look]:
     is taken; only when these are used up, one of a method that is not shown.
 
     >>> [look.marker for look in looks_of([("standalone", "Standalone"), ("fedmrl", "FedMRL"), ("mine", "mine")])]
-    ['s', 'o', '>']
+    ['s', 'o', '<']
     """
     by_name = sorted(range(len(series)), key=lambda place: series[place][1])
     chosen: dict[int, Look] = {}

@@ -125,7 +125,7 @@ def undecided(differences: Sequence[float]) -> bool:
     (True, False, False, False)
     """
     agreed = all(one > 0 for one in differences) or all(one < 0 for one in differences)
-    return len(differences) > 1 and not agreed and abs(np.mean(differences)) <= np.std(differences, ddof=1)
+    return len(differences) > 1 and not agreed and bool(abs(np.mean(differences)) <= np.std(differences, ddof=1))
 
 
 def time_said(seconds: float) -> str:
