@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +187,7 @@ def _everyone(one: Series) -> str:
 def _won(order: Sequence[Series], protocol: str) -> tuple[str, str]:
     """Who is first and by how much, or who share the first place."""
     winner, second = order[0], order[1]
-    level = [one for one in order[1:] if _level(winner, one, protocol)]
+    level = list(takewhile(lambda one: _level(winner, one, protocol), order[1:]))
     wins, common = _wins(winner, second, protocol)
     ahead = f"{100 * (_mean(winner, protocol) - _mean(second, protocol)):.1f}{NO_BREAK}points"
     mostly = ", on average" if wins < common else ""
