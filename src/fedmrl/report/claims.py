@@ -74,8 +74,9 @@ def claims_table(outcomes: Outcomes) -> str:
     columns = ["Claim", "What the paper says, and _how it is judged_", "Its protocol", "Fair protocol", "Whether it holds"]
     protocols = [f"- {name}: {says}." for name, says in zip(("Its protocol", "Fair"), PROTOCOLS.values(), strict=True)]
     absent = f"- {DASH}: about all clients after the last round, so counted fairly alone."
+    level = "- Level: the two print alike, or seeds disagree who is ahead and it is by less than they vary."
     sources = [f"- {sentence}" for sentence in outcomes.left_out_said(one.setting for one in outcomes.wanted("all"))]
-    notes = "\n".join([*protocols, absent, "- So far: some of the runs that it takes are not measured yet.", *sources])
+    notes = "\n".join([*protocols, absent, "- So far: some of the runs that it takes are not measured yet.", level, *sources])
     toy = "" if outcomes.has_paper else f"{TOY}\n\n"
     return f"# The paper's claims\n\n{toy}{markdown(columns, rows)}\n{notes}\n".replace(NO_BREAK, " ")
 
