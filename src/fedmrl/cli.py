@@ -33,7 +33,7 @@ from fedmrl.files import write_whole
 from fedmrl.methods import METHODS
 from fedmrl.models import CNNS
 from fedmrl.progress import watching
-from fedmrl.report.tables import COLUMNS, amount, time_said
+from fedmrl.report.tables import COLUMNS, MEANING, amount, time_said
 from fedmrl.report.tensorboard import writing
 from fedmrl.reproduce.cells import Cell
 from fedmrl.reproduce.experiments import EXPERIMENTS, Scale, Wanted
@@ -272,10 +272,7 @@ def compare(
         for row in result.rows:
             table.add_row(*row)
         out.print(table)
-        out.print(
-            "accuracy: each client's on its own test samples at the end, mean over all clients; best: the best round's; worst"
-            " client: the lowest of them; sent, compute: one client's total up and down and in training, on average."
-        )
+        out.print(MEANING)
     if not as_json and any(summary["status"] == "finished" for of_one in result.summaries.values() for summary in of_one):
         where = f"Figure: {folder / 'accuracy.png'}   Table: {folder / 'table.md'}   Each run: {folder}/*/"
         out.print(where, soft_wrap=True, markup=False)

@@ -20,7 +20,8 @@ from fedmrl.federation.store import check_store
 from fedmrl.federation.summary import curve
 from fedmrl.files import write_whole
 from fedmrl.report.figures import Curve, accuracy_figure
-from fedmrl.report.tables import COLUMNS, comparison_rows, finished, headline, markdown, worst_client
+from fedmrl.report.looks import looks_of
+from fedmrl.report.tables import COLUMNS, MEANING, comparison_rows, finished, headline, markdown, worst_client
 
 
 @dataclass(frozen=True)
@@ -98,23 +99,25 @@ def compare(
                 curves[name].append(list(curve(records, "all", summary["view"], summary["mode"])))
     titles = {name: recipe.method.title for name, recipe in recipes.items()}
     comparison = Comparison(summaries, curves, comparison_rows(titles, summaries), out)
-    _write(comparison, titles, title, next(iter(recipes.values())), seeds)
+    _write(comparison, recipes, title, seeds)
     return comparison
 
 
-def _write(comparison: Comparison, titles: Mapping[str, str], title: str, recipe: Recipe, seeds: Sequence[int]) -> None:
-    out = comparison.folder
+def _write(comparison: Comparison, recipes: Mapping[str, Recipe], title: str, seeds: Sequence[int]) -> None:
+    out, recipe = comparison.folder, next(iter(recipes.values()))
     share = recipe.participation if isinstance(recipe.participation, str) else f"{recipe.participation:.0%} a round"
     subtitle = f"{recipe.data.name}, {recipe.clients} clients, {share}, {_seeds_said(seeds)}"
-    write_whole(out / "table.md", markdown(COLUMNS, comparison.rows))
+    write_whole(out / "table.md", f"{markdown(COLUMNS, comparison.rows)}\n{MEANING}\n")
     results = {name: [_result(s) for s in summaries] for name, summaries in comparison.summaries.items()}
     write_whole(
         out / "comparison.json", json.dumps({"title": title, "seeds": list(seeds), "methods": results}, indent=2) + "\n"
     )
     # A method that diverged with any seed has a dash in the table, and so no line in the figure.
-    named = {titles[name]: c if finished(comparison.summaries[name]) else [] for name, c in comparison.curves.items()}
+    methods = {name: recipe.method for name, recipe in recipes.items()}
+    named = {methods[name].title: c if finished(comparison.summaries[name]) else [] for name, c in comparison.curves.items()}
+    looks = dict(zip(named, looks_of([(method.name, method.title) for method in methods.values()]), strict=True))
     for suffix in ("png", "svg"):
-        accuracy_figure(named, f"Who gains from federating: {title}", subtitle, out / f"accuracy.{suffix}")
+        accuracy_figure(named, looks, f"Who gains from federating: {title}", subtitle, out / f"accuracy.{suffix}")
 
 
 def _result(summary: Mapping[str, Any]) -> dict[str, Any]:

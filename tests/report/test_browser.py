@@ -1,14 +1,19 @@
 """The page of runs in a real browser: what is clicked, hovered and typed, with no error and no request but for the file."""
 
+import json
 import re
+import shutil
 
 import pytest
-from browsing import browser, opening, playwright, reached_by_tab, size  # noqa: F401
+from browsing import DESKTOP, browser, opening, playwright, reached_by_tab, size  # noqa: F401
 from tiny import tiny_recipe
 
 import fedmrl
 from fedmrl.federation.loop import run_seeds
-from fedmrl.report.page import write_page
+from fedmrl.report.page import percent, write_page
+
+INSIDE = "all => all.every(one => one.getBoundingClientRect().right <= one.closest('svg').getBoundingClientRect().right)"
+"""Whether no label is cut by the edge of its chart."""
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +47,87 @@ def test_the_protocol_switch_changes_headline_cards_and_curves(page):
     page.get_by_role("radio", name="Paper: best round").focus()
     page.keyboard.press("ArrowLeft")
     assert shown() == fair
+
+
+def test_a_curve_is_labelled_by_what_the_protocol_counts_and_its_best_round_is_ringed(page, size):  # noqa: F811
+    def values(locator):
+        return sorted(
+            re.search(r"[\d.]+ %", text.replace("\xa0", " "))[0] for text in page.locator(locator).all_text_contents()
+        )
+
+    wide = size[0] > 640
+    assert page.locator("#curves .ring").count() == 0
+    assert not wide or values("#curves .end") == values(".card .value")
+    page.get_by_role("radio", name="Paper: best round").click()
+    assert page.locator("#curves .ring").count() == 4, "one for each run"
+    assert page.locator("#curves .end").evaluate_all(INSIDE)
+    if wide:
+        assert all(" best " in text for text in page.locator("#curves .end").all_text_contents())
+        assert values("#curves .end") == values(".card .value")
+
+
+def test_a_method_looks_the_same_whoever_is_shown_beside_it(browser, report, page, tmp_path):  # noqa: F811
+    def looks(tab):
+        entries = tab.locator("#totals tbody tr").all()
+        script = "path => [path.getAttribute('d'), getComputedStyle(path).fill]"
+        return {row.locator(".name").inner_text(): row.locator(".marker").evaluate(script) for row in entries}
+
+    every = looks(page)
+    assert len(every) == 3 and len({str(look) for look in every.values()}) == 3
+    with opening(browser, DESKTOP) as open_file:
+        for chosen in (["standalone", "fedproto"], ["fedmrl-0"]):
+            tab = open_file(write_page([report.parent / name for name in chosen], tmp_path / f"{chosen[0]}.html"))
+            few = looks(tab)
+            assert tab.locator("#curves .end").evaluate_all(INSIDE), "a label is not cut"
+            assert few == {name: every[name] for name in few}
+
+
+def test_a_wide_table_shows_that_there_is_more_and_scrolls_by_keyboard(page, size):  # noqa: F811
+    if size[0] > 640:
+        return
+    table = page.locator("#clients .scroll")
+    shaded = page.locator("#clients .shaded")
+    playwright.expect(shaded).to_have_attribute("data-right", "")
+    assert table.get_attribute("aria-label") and page.evaluate(
+        "getComputedStyle(document.querySelector('#clients .shaded'), '::after').opacity"
+    )
+    table.focus()
+    page.keyboard.press("ArrowRight")
+    playwright.expect(shaded).to_have_attribute("data-left", "")
+    table.evaluate("box => box.scrollTo(box.scrollWidth, 0)")
+    playwright.expect(shaded).not_to_have_attribute("data-right", "")
+
+
+def test_a_client_that_never_took_part_is_said_to_wherever_it_is_shown(browser, report, size, tmp_path):  # noqa: F811
+    for method in ("standalone", "fedproto"):
+        shutil.copytree(report.parent / method, tmp_path / method)
+        path = tmp_path / method / "summary.json"
+        summary = json.loads(path.read_text())
+        for client, row in enumerate(summary["clients"]):
+            row |= {"rounds": client, "accuracy": client / 4}
+        path.write_text(json.dumps(summary))
+    with opening(browser, size) as open_file:
+        page = open_file(write_page([tmp_path]))
+        assert "never took part (1 of 4)" in page.locator("#clients-says").inner_text()
+        assert "never" in page.locator("#clients tbody tr").first.inner_text()
+        assert page.locator(".card dd").nth(2).inner_text().startswith("25.0")
+        assert page.locator(".card dt").nth(2).inner_text() == "worst client that took part"
+        page.locator("#differences .chart").focus()
+        page.keyboard.press("ArrowRight")
+        assert "never" in page.locator("#differences .tooltip").inner_text()
+
+
+def test_the_words_are_explained_by_keyboard_and_on_a_phone(page):
+    assert not page.locator("#glossary dt").first.is_visible()
+    page.locator("#to-words").press("Enter")
+    words = page.locator("#glossary dt").all_inner_texts()
+    assert {"fair", "paper", "participants", "FLOPs", "rounds to a target"} <= set(words)
+    playwright.expect(page.locator("#words-title")).to_be_in_viewport()
+
+
+def test_ties_are_rounded_as_python_does(page):
+    for share in (0.8125, 0.8175, 0.8145, 0.00125, 1.0):
+        assert page.evaluate(f"percent({share})").replace("\xa0", " ") == percent(share).replace("\xa0", " ")
 
 
 def test_hovering_a_curve_shows_every_series_at_that_round(page):
@@ -83,11 +169,11 @@ def test_the_clients_can_be_sorted_by_mouse_and_by_keyboard(page):
 
     head = page.locator("#clients thead th")
     assert column(0) == ["0", "1", "2", "3"] and head.nth(0).get_attribute("aria-sort") == "ascending"
-    head.nth(5).get_by_role("button").click()
-    accuracies = [float(cell.split()[0]) for cell in column(5)]
-    assert accuracies == sorted(accuracies, reverse=True) and head.nth(5).get_attribute("aria-sort") == "descending"
+    head.nth(6).get_by_role("button").click()
+    accuracies = [float(cell.split()[0]) for cell in column(6)]
+    assert accuracies == sorted(accuracies, reverse=True) and head.nth(6).get_attribute("aria-sort") == "descending"
     head.nth(0).get_by_role("button").press("Enter")
-    assert column(0) == ["0", "1", "2", "3"] and head.nth(5).get_attribute("aria-sort") is None
+    assert column(0) == ["0", "1", "2", "3"] and head.nth(6).get_attribute("aria-sort") is None
     head.nth(0).get_by_role("button").press("Space")
     assert column(0) == ["3", "2", "1", "0"] and head.nth(0).get_attribute("aria-sort") == "descending"
 
@@ -107,7 +193,7 @@ def test_the_gain_of_one_method_over_another_can_be_chosen(page):
 
 def test_each_seed_shows_its_own_clients(page):
     page.locator("#federation select").select_option(label="seed 1")
-    assert page.locator("#clients thead th").count() == 6, "one method alone has this seed"
+    assert page.locator("#clients thead th").count() == 7, "one method alone has this seed"
     assert page.locator("#differences").inner_text() == ""
 
 

@@ -8,7 +8,9 @@ from synthetic import all_cells, cell, diverged, target
 from test_page import EVIL, Elements, plain
 
 from fedmrl import cli
+from fedmrl.report.claims import claims_table
 from fedmrl.report.index import MOST_POINTS, index, index_data, thinned, write_index
+from fedmrl.report.outcomes import Outcomes
 from fedmrl.reproduce.cells import Clients, write_cell
 from fedmrl.reproduce.experiments import METHOD_ORDER, PAPER, QUICK
 
@@ -133,7 +135,36 @@ def test_the_margin_says_with_how_many_seeds_it_is_ahead():
     cells = [cell(MAIN, "fedmrl", seed, fair=ours) for seed, ours in enumerate((0.80, 0.90))]
     cells += [cell(MAIN, "fedproto", seed, fair=theirs) for seed, theirs in enumerate((0.82, 0.80))]
     shown = card(cells, "Ahead of the others")
-    assert values(shown) == ["+4.0"] and captions(shown) == ["CIFAR-10 N=100, against FedProto, ahead with 1 of 2 seeds"]
+    assert captions(shown) == ["CIFAR-10 N=100, against FedProto, ahead with 1 of 2 seeds: level"]
+    assert (values(shown), shown["verdict"]) == (["+4.0"], "so far: level")
+    assert answer(cells)["title"] == "FedMRL is level with the best in the one federation so far"
+
+
+def test_what_prints_alike_has_no_winner():
+    cells = [cell(MAIN, "fedmrl", fair=0.80002), cell(MAIN, "fd", fair=0.80001), cell(MAIN, "fml", fair=0.7)]
+    cells += [cell(OTHER, "fedmrl", fair=0.6), cell(OTHER, "fml", fair=0.5)]
+    assert (
+        plain(answer(cells)["title"])
+        == "FedMRL is first in 1 of 2 federations so far, by 10.0 points; level with the best in 1"
+    )
+    data = index_data(cells, PAPER)
+    assert entry(data, "FD", 2, "fair")["mark"] == entry(data, "FedMRL", 2, "fair")["mark"] == "best"
+    assert "mark" not in entry(data, "FML", 2, "fair"), "with two first there is no second"
+
+
+def test_a_toy_gives_no_verdict_on_the_paper():
+    cells = [cell("digits-n20", "fedmrl", fair=0.8), cell("digits-n20", "fd", fair=0.7)]
+    assert card(cells, "Most accurate", scale=QUICK)["verdict"] == "in this small version, so far: holds"
+    assert answer(cells, scale=QUICK)["title"].startswith("In this small version FedMRL is first")
+    said = claims_table(Outcomes(cells, QUICK))
+    assert "says nothing of whether the paper’s claims hold" in said and "in this small version, so far: holds" in said
+
+
+def test_what_a_test_sample_is_worth_stands_beside_the_gains_if_it_is_known():
+    few = clients(0.9, 0.8).model_copy(update={"test_samples": [6, 8]})
+    for own, known in ((few, True), (clients(0.9, 0.8), False)):
+        (panel,) = index_data([cell(MAIN, m, clients=own) for m in ("fedmrl", "fedproto")], PAPER)["clients"]
+        assert ("one of them is 14 points" in plain(panel["said"])) == known
 
 
 def test_convergence_is_against_the_soonest_that_reaches_the_target_with_every_seed():

@@ -107,10 +107,18 @@ def test_a_reproduction_under_way_says_what_is_not_measured(open_page):
     assert "fedmrl reproduce all --quick" in page.locator("#again").inner_text()
 
 
+def test_the_verdicts_of_a_toy_are_grey_and_say_what_they_are_of(open_page):
+    page = open_page("quick")
+    texts = page.locator(".verdict").all_inner_texts()
+    assert texts and all(text.startswith("in this small version") for text in texts)
+    grounds = page.locator(".verdict").evaluate_all("all => all.map(one => getComputedStyle(one).backgroundColor)")
+    assert set(grounds) == {"rgba(0, 0, 0, 0)"}
+
+
 def test_a_reproduction_that_has_not_begun_has_a_page_too(open_page):
     page = open_page("empty")
     assert page.locator("#answer").inner_text() == "Whether FedMRL wins cannot be said yet"
-    assert page.locator("section:visible").count() == 2, "the answer, and how to measure it"
+    assert page.locator("section:visible").count() == 3, "the answer, how to measure it, and what words mean"
     page.get_by_role("radio", name="Paper: best round").click()
 
 

@@ -71,19 +71,69 @@ def test_each_protocol_has_its_own_curve_and_headline(made):
     assert max(data["series"][0]["curves"]["paper"]["mean"]) == pytest.approx(paper, abs=1e-5)
 
 
-def test_the_answer_names_winner_lead_cost_and_how_many_seeds_agree(runs):
-    for seed, (ours, theirs) in enumerate([(0.9, 0.5), (0.7, 0.8)]):
-        for folder, value, view, mode in (
-            (runs / f"fedmrl-seed-{seed}", ours, "aggregated", "mix-large"),
-            (runs / f"standalone-seed-{seed}", theirs, "own", "local"),
+def ending(runs, *by_seed):
+    """What the page says when FedMRL and Standalone end with these accuracies, by seed."""
+    for seed, accuracies in enumerate(by_seed):
+        for method, value, view, mode in zip(
+            ("fedmrl", "standalone"), accuracies, ("aggregated", "own"), ("mix-large", "local"), strict=True
         ):
-            accuracy = summary_of(folder)["accuracy"]
+            accuracy = summary_of(runs / f"{method}-seed-{seed}")["accuracy"]
             accuracy["all"][view][mode]["last"] = value
-            change(folder, accuracy=accuracy)
-    answer = {key: plain(str(words)) for key, words in data_of(runs)["answers"]["fair"].items()}
-    assert answer["title"] == "FedMRL ends 15.0 points ahead of Standalone, on average"
-    assert "right on 80.0 % of test samples and Standalone on 65.0 %, mean over all 4 clients after 3 rounds" in answer["lead"]
-    assert "ahead with 1 of 2 seeds" in answer["lead"] and "(Standalone: 0 B)" in answer["lead"]
+            change(runs / f"{method}-seed-{seed}", accuracy=accuracy)
+    return {key: plain(str(words)) for key, words in data_of(runs)["answers"]["fair"].items()}
+
+
+def test_the_answer_names_winner_lead_cost_and_how_many_seeds_agree(runs):
+    answer = ending(runs, (0.9, 0.5), (0.8, 0.7))
+    assert answer["title"] == "FedMRL ends 25.0 points ahead of Standalone"
+    assert "right on 85.0 % of test samples and Standalone on 60.0 %, mean over all 4 clients after 3 rounds" in answer["lead"]
+    assert "ahead with 2 of 2 seeds" in answer["lead"] and "(Standalone: 0 B)" in answer["lead"]
+
+
+def test_what_seeds_disagree_about_is_no_win(runs):
+    answer = ending(runs, (0.9, 0.5), (0.7, 0.8))
+    assert answer["title"] == "FedMRL and Standalone end level, as far as 2 seeds can say"
+    assert "ahead with 1 of 2 seeds" in answer["lead"]
+
+
+def test_what_prints_alike_is_level(runs):
+    assert ending(runs, (0.8004, 0.8001), (0.8004, 0.8001))["title"] == "FedMRL and Standalone end level"
+
+
+def test_the_worst_client_is_one_of_those_that_took_part(runs):
+    folder = runs / "fedmrl-seed-0"
+    rows = [
+        {**row, "accuracy": accuracy, "rounds": rounds}
+        for row, accuracy, rounds in zip(summary_of(folder)["clients"], (0.0, 0.25, 0.5, 0.75), (0, 2, 1, 3), strict=True)
+    ]
+    change(folder, clients=rows)
+    answer = data_of(folder)["answers"]["fair"]
+    worst = answer["cards"][1]
+    assert (plain(worst["value"]), worst["notes"]) == ("25.0 %", ["at the end, of those that took part"])
+    assert "all 4 clients after 3 rounds, 1 of whom never took part" in answer["lead"]
+    beside = data_of(folder, runs / "standalone-seed-0")["answers"]["fair"]["cards"]
+    assert ["worst client that took part", "25.0 %"] in [
+        [name, plain(words)] for card in beside for name, words in card["pairs"]
+    ]
+
+
+def test_the_label_of_a_curve_is_what_its_protocol_counts(made):
+    data = data_of(made)
+    mine = next(one for one in data["series"] if one["name"] == "FedMRL")["curves"]
+    best = [summary_of(made / f"fedmrl-seed-{seed}")["accuracy"]["participants"]["own"]["mix-large"] for seed in (0, 1)]
+    card = next(card for card in data["answers"]["paper"]["cards"] if card["label"] == "FedMRL")
+    assert mine["paper"]["counts"] == f"best {card['value']}" and "best" not in mine["fair"]
+    assert mine["paper"]["best"] == [[of["best_round"], pytest.approx(of["best"], abs=1e-5)] for of in best]
+
+
+def test_what_one_test_sample_is_worth_is_said_where_clients_have_few(runs):
+    folder = runs / "fedmrl-seed-0"
+    rows = summary_of(folder)["clients"]
+    change(folder, clients=[{**row, "test_samples": 7} for row in rows])
+    federation = data_of(folder)["federations"][0]
+    assert federation["test"] == [7] * 4 and "one of them is 14 points" in plain(federation["worth"])
+    change(folder, clients=[{**row, "test_samples": 400} for row in rows])
+    assert data_of(folder)["federations"][0]["worth"] == ""
 
 
 def test_a_run_alone_says_what_it_reached(made):

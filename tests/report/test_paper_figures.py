@@ -69,7 +69,9 @@ def test_a_curve_is_the_mean_over_seeds_with_their_range():
     (line,) = lines_of(axes, "fedmrl")
     assert line.get_ydata() == pytest.approx([30, 60])
     (band,) = axes.collections  # FML has one seed, and so no band
-    assert band.get_datalim(axes.transData).y0 == pytest.approx(20) and to_hex(band.get_facecolor()[0]) == "#d55e00"
+    assert (
+        band.get_datalim(axes.transData).y0 == pytest.approx(20) and to_hex(band.get_facecolor()[0]) == STYLES["fedmrl"].colour
+    )
     assert line.get_linewidth() > lines_of(axes, "fml")[0].get_linewidth()
     assert "band: their range" in note(figure)
 
@@ -129,7 +131,7 @@ def test_bars_are_sorted_and_coloured_by_who_does_better():
     figure = clients_figure(outcomes(cell(clients=ours), cell(variant="fedproto", clients=theirs)))
     axes = figure.axes[0]
     assert [bar.get_height() for bar in axes.patches] == pytest.approx([40, 10, 0, -10])
-    assert [to_hex(bar.get_facecolor()) for bar in axes.patches][::3] == ["#d55e00", "#0072b2"]
+    assert [to_hex(bar.get_facecolor()) for bar in axes.patches][::3] == [STYLES[m].colour for m in ("fedmrl", "fedproto")]
     assert texts(axes) == ["FedMRL better: 50% of clients\n(the paper: 87%)", "FedProto better: 25%, equal: 25%"]
     assert texts(figure.axes[1]) == ["not measured"]
 

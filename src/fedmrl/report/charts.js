@@ -8,7 +8,7 @@ function fill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else if (name === "style") node.style.cssText += value;
-    else if (name === "colour") node.style.setProperty("--colour", `var(--series-${value % 8})`);
+    else if (name === "look") node.style.setProperty("--colour", value.colour);
     else if (value === true) node.setAttribute(name, "");
     else if (value !== false && value !== null && value !== undefined) node.setAttribute(name, value);
   }
@@ -27,27 +27,34 @@ function showAnswer({ title, lead, cards }, card) {
   byId("cards").replaceChildren(...cards.map(card));
 }
 const many = (number) => number.toLocaleString("en");
-const percent = (share) => `${(100 * share).toFixed(1)} %`;
-const points = (share) => `${share > 0 ? "+" : share < 0 ? "−" : ""}${Math.abs(100 * share).toFixed(1)}`;
+// Ties go to the even digit, as in all that Python writes: 81.25 is 81.2 wherever it stands.
+const tenths = (value) => (Number.isInteger(4 * value) && !Number.isInteger(2 * value) ? Math.round(5 * value) / 5 : value).toFixed(1);
+const percent = (share) => `${tenths(100 * share)} %`;
+const points = (share) => `${share > 0 ? "+" : share < 0 ? "−" : ""}${tenths(Math.abs(100 * share))}`;
 
-// A shape for each series besides its colour, for those who cannot tell the colours apart.
-const SHAPES = [
-  "M-1 0A1 1 0 1 0 1 0A1 1 0 1 0 -1 0Z",
-  "M-.9-.9H.9V.9H-.9Z",
-  "M0-1.15L1.1.8H-1.1Z",
-  "M0-1.3L1.15 0L0 1.3L-1.15 0Z",
-  "M0 1.15L1.1-.8H-1.1Z",
-  "M-.4-1.2H.4V-.4H1.2V.4H.4V1.2H-.4V.4H-1.2V-.4H-.4Z",
-  "M-1.15-.55L-.55-1.15L0-.6L.55-1.15L1.15-.55L.6 0L1.15.55L.55 1.15L0 .6L-.55 1.15L-1.15.55L-.6 0Z",
-  "M-.6-1.1H.6L1.2 0L.6 1.1H-.6L-1.2 0Z",
-];
+// The shapes of markers, by matplotlib's names for them. A look is a colour and such a name: {colour, marker}.
+const SHAPES = {
+  o: "M-1 0A1 1 0 1 0 1 0A1 1 0 1 0 -1 0Z",
+  s: "M-.9-.9H.9V.9H-.9Z",
+  "^": "M0-1.15L1.1.8H-1.1Z",
+  D: "M0-1.3L1.15 0L0 1.3L-1.15 0Z",
+  v: "M0 1.15L1.1-.8H-1.1Z",
+  P: "M-.4-1.2H.4V-.4H1.2V.4H.4V1.2H-.4V.4H-1.2V-.4H-.4Z",
+  X: "M-1.15-.55L-.55-1.15L0-.6L.55-1.15L1.15-.55L.6 0L1.15.55L.55 1.15L0 .6L-.55 1.15L-1.15.55L-.6 0Z",
+  h: "M0-1.2L1.05-.6V.6L0 1.2L-1.05.6V-.6Z",
+  d: "M0-1.35L.75 0L0 1.35L-.75 0Z",
+  p: "M0-1.15L1.1-.35L.68.95H-.68L-1.1-.35Z",
+  "<": "M-1.15 0L.8-1.1V1.1Z",
+  ">": "M1.15 0L-.8-1.1V1.1Z",
+  "*": "M0-1.35L.35-.45L1.3-.4L.55.2L.8 1.1L0 .6L-.8 1.1L-.55.2L-1.3-.4L-.35-.45Z",
+};
 
-const marker = (series, x, y, size = 4.5) =>
-  draw("path", { class: "marker", colour: series, d: SHAPES[series % 8], transform: `translate(${x} ${y}) scale(${size})`, "vector-effect": "non-scaling-stroke" });
+const marker = (look, x, y, size = 4.5) =>
+  draw("path", { class: "marker", look, d: SHAPES[look.marker], transform: `translate(${x} ${y}) scale(${size})`, "vector-effect": "non-scaling-stroke" });
 
 // A series' colour and shape, and its name.
-function named(series, name) {
-  const swatch = draw("svg", { width: 14, height: 14, viewBox: "-7 -7 14 14", "aria-hidden": "true" }, marker(series, 0, 0, 5.5));
+function named(look, name) {
+  const swatch = draw("svg", { width: 14, height: 14, viewBox: "-7 -7 14 14", "aria-hidden": "true" }, marker(look, 0, 0, 5.5));
   return el("span", { class: "name" }, swatch, name);
 }
 
@@ -131,12 +138,13 @@ function chartBox(label, hint) {
 
 // The least and the greatest value of some series.
 function extent(series) {
-  const every = series.flatMap((one) => [...(one.low || one.mean), ...(one.high || one.mean)]);
+  const every = series.flatMap((one) => [...(one.low || one.mean), ...(one.high || one.mean), ...(one.best || []).map(([, value]) => value)]);
   return every.length ? [Math.min(...every), Math.max(...every)] : [0, 1];
 }
 
 // Curves with their bands, a legend that switches them off and on, and a crosshair.
-// series: [{name, colour, rounds, mean, low?, high?, strong?}]; `show` takes another list, and the limits of y if others share them.
+// series: [{name, look, rounds, mean, low?, high?, counts?, best?, strong?}]; `counts` says what counts of it,
+// where that is not its end, and `best` has the points it comes from, [round, value] for each seed; `show` takes another list, and the limits of y if others share them.
 // `at` says a place along x, `xTicks` has the ticks where x is no round.
 function lineChart(into, { label, yLabel = "", xLabel = "round", height = 380, legend = true, hint = null, at = (round) => `Round ${round}`, xTicks = null }) {
   const { box, said, tooltip, parts } = chartBox(label, hint);
@@ -156,7 +164,7 @@ function lineChart(into, { label, yLabel = "", xLabel = "round", height = 380, l
     const shown = visible();
     rounds = [...new Set(shown.flatMap((one) => one.rounds))].sort((a, b) => a - b);
     const roomy = width >= 640;
-    const margin = { top: 26, right: roomy ? 34 + 8 * Math.max(0, ...shown.map((one) => Math.min(one.name.length, 26) + 7)) : 14, bottom: 42, left: 50 };
+    const margin = { top: 26, right: roomy ? 34 + 8.2 * Math.max(0, ...shown.map((one) => short(one.name).length + 1 + counted(one).length)) : 14, bottom: 42, left: 50 };
     let [low, high] = limits || extent(shown);
     const room = Math.max((high - low) * 0.08, 0.02);
     [low, high] = [Math.max(0, low - room), Math.min(1, high + room)];
@@ -180,11 +188,12 @@ function lineChart(into, { label, yLabel = "", xLabel = "round", height = 380, l
       draw("text", { x: (margin.left + width - margin.right) / 2, y: tall - 4, "text-anchor": "middle" }, xLabel),
       draw("text", { x: 0, y: 12 }, yLabel),
     );
-    for (const one of shown) if (one.low) svg.append(draw("path", { class: "band", colour: one.colour, d: band(one) }));
+    for (const one of shown) if (one.low) svg.append(draw("path", { class: "band", look: one.look, d: band(one) }));
     for (const one of [...shown].reverse()) {
-      svg.append(draw("path", { class: one.strong ? "line strong" : "line", colour: one.colour, d: "M" + one.rounds.map((r, i) => `${x(r).toFixed(1)} ${y(one.mean[i]).toFixed(1)}`).join("L") }));
-      if (one.rounds.length <= 40) one.rounds.forEach((r, i) => svg.append(marker(one.colour, x(r), y(one.mean[i]))));
+      svg.append(draw("path", { class: one.strong ? "line strong" : "line", look: one.look, d: "M" + one.rounds.map((r, i) => `${x(r).toFixed(1)} ${y(one.mean[i]).toFixed(1)}`).join("L") }));
+      if (one.rounds.length <= 40) one.rounds.forEach((r, i) => svg.append(marker(one.look, x(r), y(one.mean[i]))));
     }
+    for (const one of shown) for (const [round, value] of one.best || []) svg.append(draw("circle", { class: "ring", look: one.look, cx: x(round), cy: y(value), r: 8.5 }));
     if (roomy) labelEnds(svg, shown, width - margin.right + 14, margin.top, bottom);
     cross = draw("g");
     svg.append(cross);
@@ -198,15 +207,17 @@ function lineChart(into, { label, yLabel = "", xLabel = "round", height = 380, l
     return `M${[...upper, ...lower].join("L")}Z`;
   };
 
-  // Each curve's name at its end, moved apart where they would lie on each other.
+  const short = (name) => (name.length > 26 ? `${name.slice(0, 25)}…` : name);
+  const counted = ({ counts, mean }) => counts ?? percent(mean.at(-1));
+
+  // Each curve's name and what counts of it at its end, moved apart where they would lie on each other.
   function labelEnds(svg, shown, left, top, bottom) {
     const ends = shown.map((one) => ({ one, at: y(one.mean.at(-1)) })).sort((a, b) => a.at - b.at);
     const apart = 17;
     ends.forEach((end, i) => (end.at = Math.max(end.at, i ? ends[i - 1].at + apart : top)));
     for (let i = ends.length - 1; i >= 0; i--) ends[i].at = Math.min(ends[i].at, i < ends.length - 1 ? ends[i + 1].at - apart : bottom);
     for (const { one, at } of ends) {
-      const name = one.name.length > 26 ? `${one.name.slice(0, 25)}…` : one.name;
-      svg.append(marker(one.colour, left + 4, at), draw("text", { class: "end", x: left + 14, y: at + 4 }, `${name} ${percent(one.mean.at(-1))}`));
+      svg.append(marker(one.look, left + 4, at), draw("text", { class: "end", x: left + 14, y: at + 4 }, `${short(one.name)} ${counted(one)}`));
     }
   }
 
@@ -218,14 +229,14 @@ function lineChart(into, { label, yLabel = "", xLabel = "round", height = 380, l
     const values = visible().map((one) => ({ one, i: one.rounds.indexOf(round) }));
     const measured = values.filter(({ i }) => i >= 0);
     cross.append(draw("line", { class: "cross", x1: x(round), x2: x(round), y1: 20, y2: box.querySelector("svg").clientHeight - 42 }));
-    for (const { one, i } of measured) cross.append(marker(one.colour, x(round), y(one.mean[i]), 6.5));
+    for (const { one, i } of measured) cross.append(marker(one.look, x(round), y(one.mean[i]), 6.5));
     measured.sort((a, b) => b.one.mean[b.i] - a.one.mean[a.i]);
-    const spread = ({ one, i }) => (one.low ? ` (${(100 * one.low[i]).toFixed(1)}–${(100 * one.high[i]).toFixed(1)})` : "");
+    const spread = ({ one, i }) => (one.low ? ` (${tenths(100 * one.low[i])}–${tenths(100 * one.high[i])})` : "");
     const rows = measured.flatMap((v) => [
-      el("dt", {}, named(v.one.colour, v.one.name)),
+      el("dt", {}, named(v.one.look, v.one.name)),
       el("dd", {}, percent(v.one.mean[v.i]), el("small", {}, spread(v))),
     ]);
-    const missing = values.filter(({ i }) => i < 0).flatMap(({ one }) => [el("dt", {}, named(one.colour, one.name)), el("dd", {}, el("small", {}, "not measured"))]);
+    const missing = values.filter(({ i }) => i < 0).flatMap(({ one }) => [el("dt", {}, named(one.look, one.name)), el("dd", {}, el("small", {}, "not measured"))]);
     tooltip.replaceChildren(el("b", {}, at(round)), el("dl", {}, rows, missing));
     putTooltip(tooltip, box, x(round), 30);
     return `${at(round)}: ${measured.map((v) => `${v.one.name} ${percent(v.one.mean[v.i])}`).join(", ")}`;
@@ -242,7 +253,7 @@ function lineChart(into, { label, yLabel = "", xLabel = "round", height = 380, l
           button.setAttribute("aria-pressed", String(!hidden.has(one.name)));
           redraw();
         };
-        const button = el("button", { type: "button", "aria-pressed": String(!hidden.has(one.name)), onclick: flip }, named(one.colour, one.name));
+        const button = el("button", { type: "button", "aria-pressed": String(!hidden.has(one.name)), onclick: flip }, named(one.look, one.name));
         return el("li", {}, button);
       }),
     );
@@ -276,15 +287,15 @@ function differenceChart(into, { label, yLabel, gain, loss, rows, height = 220, 
     x = (i) => inset.left + i * each;
     y = (value) => inset.top + ((high - value) / (high - low)) * (height - inset.top - inset.bottom);
     const svg = draw("svg", { height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
-    for (const tick of ticks(low, high, height / 45))
+    for (const tick of ticks(low, high, height / 35))
       svg.append(
         draw("line", { class: "grid", x1: inset.left, x2: width - inset.right, y1: y(tick), y2: y(tick) }),
         draw("text", { x: inset.left - 8, y: y(tick) + 4, "text-anchor": "end" }, points(+tick.toFixed(6)).replace(/\.0$/, "")),
       );
     const gap = each > 5 ? Math.min(each * 0.2, 4) : 0;
-    for (const [colour, sign] of [[gain, 1], [loss, -1]]) {
+    for (const [look, sign] of [[gain, 1], [loss, -1]]) {
       const d = rows.map((row, i) => (row.difference * sign > 0 ? `M${(x(i) + gap / 2).toFixed(2)} ${y(0).toFixed(1)}V${y(row.difference).toFixed(1)}h${(each - gap).toFixed(2)}V${y(0).toFixed(1)}Z` : "")).join("");
-      svg.append(draw("path", { class: "filled", colour, d }));
+      svg.append(draw("path", { class: "filled", look, d }));
     }
     svg.append(
       draw("line", { class: "axis", x1: inset.left, x2: width - inset.right, y1: y(0), y2: y(0) }),
@@ -340,7 +351,7 @@ function heatMap(into, { label, names, counts }) {
   const canvas = el("canvas");
   const wide = el("div", { class: "wide" }, canvas);
   const labels = el("ol", { "aria-hidden": "true" }, names.map((name, i) => el("li", { style: `height: ${rowHeight}px; line-height: ${rowHeight}px`, title: name }, i % each ? "" : name)));
-  box.append(el("div", { class: "heat" }, labels, wide));
+  box.append(el("div", { class: "heat" }, labels, shaded(wide)));
   let cell = 24;
   let at = null;
 
@@ -412,12 +423,26 @@ function heatMap(into, { label, names, counts }) {
   onTheme(redraw);
 }
 
+// A box around one that scrolls, with a shade at each edge beyond which there is more.
+function shaded(box) {
+  const outer = el("div", { class: "shaded" }, box);
+  const look = () => {
+    outer.toggleAttribute("data-left", box.scrollLeft > 1);
+    outer.toggleAttribute("data-right", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
+    outer.toggleAttribute("data-below", box.scrollTop + box.clientHeight < box.scrollHeight - 1);
+  };
+  box.addEventListener("scroll", look, { passive: true });
+  const watch = new ResizeObserver(look);
+  for (const node of [box, ...box.children]) watch.observe(node);
+  return outer;
+}
+
 // A table in a box of its own that scrolls, so that the page never does.
-const scrolling = (label, table, kind = "") => el("div", { class: `scroll ${kind}`, tabindex: 0, role: "region", "aria-label": label }, table);
+const scrolling = (label, table, kind = "") => shaded(el("div", { class: `scroll ${kind}`, tabindex: 0, role: "region", "aria-label": `${label}; scroll with the arrow keys` }, table));
 
 // A bar and its value.
-const measure = (series, share, words) =>
-  el("div", { class: "measure" }, el("span", { class: "track" }, el("i", { colour: series, style: `width: ${Math.max(0, Math.min(1, share)) * 100}%` })), el("span", {}, words));
+const measure = (look, share, words) =>
+  el("div", { class: "measure" }, el("span", { class: "track" }, el("i", { look, style: `width: ${Math.max(0, Math.min(1, share)) * 100}%` })), el("span", {}, words));
 
 // columns: [{title, number?, value: row => what to sort by, cell: row => what to show}]; at most `limit` rows are shown.
 function sortableTable(into, { label, columns, rows, limit = 500 }) {
@@ -506,6 +531,8 @@ function themeButton(button) {
   system.addEventListener("change", changed);
   changed();
 }
+
+byId("to-words").addEventListener("click", () => (byId("glossary").open = true));
 
 // One of several, as radio buttons in a row.
 function oneOf(fieldset, name, choices, chosen, onchange) {

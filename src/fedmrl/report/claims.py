@@ -8,12 +8,17 @@ import numpy as np
 from fedmrl.report.outcomes import COSTS, TITLES, Column, Kind, Outcome, Outcomes, dataset_title
 from fedmrl.report.page import NO_BREAK
 from fedmrl.report.paper_figures import MODES, PAPER_GAINS, SWEEPS, Gains, gains
-from fedmrl.report.standings import BASELINES, Standing, measured_margin, printed_margin, standing
+from fedmrl.report.standings import BASELINES, Standing, measured_margin, print_alike, printed_margin, standing
 from fedmrl.report.tables import DASH, count, markdown, signed
 from fedmrl.reproduce.cells import PROTOCOLS, Protocol
 from fedmrl.reproduce.experiments import SAME_CATEGORY
 
 NOT_MEASURED = "not measured"
+IN_TOY = "in this small version"
+TOY = (
+    "A toy: narrow networks on scikit-learn’s digits, eight rounds, one seed. It shows that all of this works, and says "
+    "nothing of whether the paper’s claims hold."
+)
 
 
 @dataclass(frozen=True)
@@ -22,11 +27,15 @@ class Evidence:
 
     held: Sequence[bool]
     values: Sequence[tuple[str, str]]
+    level: bool = False
+    """Whether in any case it is too close to call; it does not hold there."""
 
     @property
     def verdict(self) -> str:
         """Whether it holds in all, some or none of the cases."""
-        return "holds" if all(self.held) else "holds in part" if any(self.held) else "does not hold"
+        if any(self.held):
+            return "holds" if all(self.held) else "holds in part"
+        return "level" if self.level else "does not hold"
 
 
 @dataclass(frozen=True)
@@ -43,11 +52,12 @@ class Claim:
     """Whether it is about all clients after the last round, whatever the protocol."""
 
     def verdict(self, outcomes: Outcomes, protocol: Protocol) -> str:
-        """Such as `holds`, or `so far: holds` where runs are missing that may turn it."""
+        """Such as `holds`; `so far: holds` where runs are missing that may turn it; of a toy never plainly so."""
         found = self.weigh(outcomes, protocol)
         if not found.held:
             return NOT_MEASURED
-        return found.verdict if outcomes.is_whole(self.experiment) else f"so far: {found.verdict}"
+        limits = [*([] if outcomes.has_paper else [IN_TOY]), *([] if outcomes.is_whole(self.experiment) else ["so far"])]
+        return ": ".join([*([", ".join(limits)] if limits else []), found.verdict])
 
 
 def claims_table(outcomes: Outcomes) -> str:
@@ -64,9 +74,11 @@ def claims_table(outcomes: Outcomes) -> str:
     columns = ["Claim", "What the paper says, and _how it is judged_", "Its protocol", "Fair protocol", "Whether it holds"]
     protocols = [f"- {name}: {says}." for name, says in zip(("Its protocol", "Fair"), PROTOCOLS.values(), strict=True)]
     absent = f"- {DASH}: about all clients after the last round, so counted fairly alone."
+    level = "- Level: the two print alike, or seeds disagree who is ahead and it is by less than they vary."
     sources = [f"- {sentence}" for sentence in outcomes.left_out_said(one.setting for one in outcomes.wanted("all"))]
-    notes = "\n".join([*protocols, absent, "- So far: some of the runs that it takes are not measured yet.", *sources])
-    return f"# The paper's claims\n\n{markdown(columns, rows)}\n{notes}\n".replace(NO_BREAK, " ")
+    notes = "\n".join([*protocols, absent, "- So far: some of the runs that it takes are not measured yet.", level, *sources])
+    toy = "" if outcomes.has_paper else f"{TOY}\n\n"
+    return f"# The paper's claims\n\n{toy}{markdown(columns, rows)}\n{notes}\n".replace(NO_BREAK, " ")
 
 
 def _evidence_said(found: Evidence) -> str:
@@ -82,11 +94,17 @@ def standings(outcomes: Outcomes, protocol: Protocol, kind: Kind = "heterogeneou
     return {column: place for column, place in found.items() if place}
 
 
+KINDS: Mapping[Kind, str] = {"heterogeneous": "unlike models", "homogeneous": "one model for all"}
+
+
 def _first(outcomes: Outcomes, protocol: Protocol) -> Evidence:
-    held = [place.first for place in standings(outcomes, protocol).values()]
-    one_model = [place.first for place in standings(outcomes, protocol, "homogeneous").values()]
-    values = [(share_said(held), "with unlike models")] if held else []
-    return Evidence(held, [*values, *([(share_said(one_model), "with one model for all")] if one_model else [])])
+    values, of = [], {kind: list(standings(outcomes, protocol, kind).values()) for kind in KINDS}
+    for kind, places in of.items():
+        level = sum(place.level for place in places)
+        caption = f"with {KINDS[kind]}" + (f"; level with the best in {level}" if level else "")
+        values += [(share_said(place.first for place in places), caption)] if places else []
+    unlike = of["heterogeneous"]
+    return Evidence([place.first for place in unlike], values, any(place.level for place in unlike))
 
 
 def share_said(held: Iterable[bool]) -> str:
@@ -100,7 +118,7 @@ def share_said(held: Iterable[bool]) -> str:
 
 
 def _ahead(outcomes: Outcomes, protocol: Protocol) -> Evidence:
-    held, values = [], []
+    held, values, level = [], [], False
     for dataset in outcomes.scale.datasets:
         main = outcomes.main(dataset)
         if lead := measured_margin(outcomes, main, protocol, BASELINES):
@@ -109,12 +127,14 @@ def _ahead(outcomes: Outcomes, protocol: Protocol) -> Evidence:
             wins = [ours > theirs for ours, theirs in pairs]
             caption = f"{main.short}, against {TITLES[lead.against]}"
             caption += f", ahead with {share_said(wins)} seeds" if len(wins) > 1 else ", one seed"
+            caption += ": level" if lead.level else ""
             if protocol == "paper" and outcomes.has_paper:
                 printed = printed_margin(outcomes, "heterogeneous", main, BASELINES)
                 caption += f"; the paper: {signed(printed.points)}" if printed else ""
-            held.append(lead.points > 0)
+            held.append(lead.points > 0 and not lead.level)
+            level = level or lead.level
             values.append((signed(lead.points, 1), caption))
-    return Evidence(held, values)
+    return Evidence(held, values, level)
 
 
 # Costs
@@ -124,7 +144,7 @@ def _cheaper(what: str, others: Sequence[str]) -> Callable[[Outcomes, Protocol],
     """Less until the target than the least of the others; only who reaches it with every seed reaches it."""
 
     def weigh(outcomes: Outcomes, protocol: Protocol) -> Evidence:
-        held, values = [], []
+        held, values, level = [], [], False
         for dataset, target in outcomes.scale.targets.items():
             found = outcomes.compared(outcomes.main(dataset).setting)
             costs = {method: found[method].cost(protocol, target, what) for method in ("fedmrl", *others)}
@@ -134,12 +154,14 @@ def _cheaper(what: str, others: Sequence[str]) -> Callable[[Outcomes, Protocol],
             means = {method: mean for method in known if (cost := costs[method]) and (mean := cost.mean) is not None}
             ours = means.pop("fedmrl", None)
             best = min(means, key=lambda method: means[method], default=None)
-            held.append(ours is not None and (best is None or ours < means[best]))
+            same = ours is not None and best is not None and count(ours) == count(means[best])
+            held.append(ours is not None and (best is None or ours < means[best]) and not same)
+            level = level or same
             nobody = TITLES[others[0]] if len(others) == 1 else "the others"
             against = f"{nobody} never" if best is None else f"{TITLES[best]} {count(means[best])}"
             caption = f"{dataset_title(dataset)}, {COSTS[what]} to {100 * target:g}{NO_BREAK}%; {against}"
             values.append(("never" if ours is None else count(ours), caption))
-        return Evidence(held, values)
+        return Evidence(held, values, level)
 
     return weigh
 
@@ -195,9 +217,9 @@ def _matryoshka(outcomes: Outcomes, protocol: Protocol) -> Evidence:
 
 
 def is_ahead(points: Mapping[float, tuple[Outcome, ...]], protocol: Protocol) -> list[bool]:
-    """Wherever both of two lines have a point, whether the first is ahead."""
+    """Wherever both of two lines have a point, whether the first is ahead by what is shown of them."""
     means = [[outcome.mean(protocol) for outcome in of] for of in points.values()]
-    return [a > b for a, b in means if a is not None and b is not None]
+    return [a > b and not print_alike(a, b) for a, b in means if a is not None and b is not None]
 
 
 CLAIMS = (

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmrl.report.looks import Look
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-# Okabe and Ito's colours: told apart by everyone, and in print.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C8C00")
-MARKERS = "os^DvPX*"
 
 
 def new_figure(width: float, height: float) -> "Figure":
@@ -29,22 +27,27 @@ def new_figure(width: float, height: float) -> "Figure":
 Curve = Sequence[tuple[int, float]]
 
 
-def accuracy_figure(curves: Mapping[str, Sequence[Curve]], title: str, subtitle: str, path: Path) -> None:
-    """Accuracy over rounds: a line for each method, the mean over its seeds, with their range shaded."""
+def accuracy_figure(
+    curves: Mapping[str, Sequence[Curve]], looks: Mapping[str, Look], title: str, subtitle: str, path: Path
+) -> None:
+    """Accuracy over rounds: a line for each method in its own look, the mean over its seeds, with their range shaded."""
+    from matplotlib.ticker import MaxNLocator
+
     figure = new_figure(8, 4.8)
     axes: Axes = figure.subplots()
     ends = []
-    for number, (name, seeds) in enumerate(curves.items()):
+    for name, seeds in curves.items():
         if not seeds:
             continue
         rounds = [r for r, _ in seeds[0]]
         values = 100 * np.array([[accuracy for _, accuracy in seed] for seed in seeds])
-        mean, colour = values.mean(axis=0), COLOURS[number % len(COLOURS)]
-        axes.plot(rounds, mean, color=colour, marker=MARKERS[number % len(MARKERS)], markersize=4, linewidth=2)
+        mean, colour = values.mean(axis=0), looks[name].light
+        axes.plot(rounds, mean, color=colour, marker=looks[name].marker, markersize=5, linewidth=2)
         if len(seeds) > 1:
             axes.fill_between(rounds, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0)
         ends.append((mean[-1], rounds[-1], f"{name} {mean[-1]:.1f}%", colour))
     _label_ends(axes, ends)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("communication round")
     axes.set_ylabel("accuracy, mean over all clients (%)")
     axes.grid(alpha=0.25)

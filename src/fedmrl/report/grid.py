@@ -1,6 +1,6 @@
 """Grids: a table with grouped columns, written as Markdown and as LaTeX that needs booktabs and adjustbox."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -131,9 +131,14 @@ def _latex_marked(text: str, mark: Mark) -> str:
 
 
 def mark_best(
-    entries: Sequence[Entry], values: Sequence[float | None], *, low: bool = False, aside: bool = False
+    entries: Sequence[Entry],
+    values: Sequence[float | None],
+    *,
+    shown: Callable[[float], str] = "{:.2f}".format,
+    low: bool = False,
+    aside: bool = False,
 ) -> list[Entry]:
-    """Mark the best and the second of a column; what ties with the best is best too, and then there is no second.
+    """Mark the best and the second of a column; what is shown alike shares its place, and if that is the first, none is second.
 
     >>> [entry.mark for entry in mark_best([Entry("1"), Entry("3"), Entry("–"), Entry("2")], [1, 3, None, 2])]
     ['', 'best', '', 'second']
@@ -141,7 +146,8 @@ def mark_best(
     known = [value for value in values if value is not None]
     marked = []
     for entry, value in zip(entries, values, strict=True):
-        better = 2 if value is None else sum(other < value if low else other > value for other in known)
+        beats = [other for other in known if value is not None and shown(other) != shown(value) and (other < value) == low]
+        better = 2 if value is None else len(beats)
         mark: Mark = "best" if better == 0 else "second" if better == 1 else ""
         marked.append(replace(entry, aside_mark=mark) if aside else replace(entry, mark=mark))
     return marked

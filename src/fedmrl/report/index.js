@@ -1,8 +1,8 @@
 // The page of a reproduction: fills its sections from the data embedded in it.
 const data = JSON.parse(byId("data").textContent);
-const colours = new Map(data.methods.map(({ title, colour }) => [title, colour]));
-const FEDMRL = colours.get("FedMRL");
-const FEDPROTO = colours.get("FedProto");
+const looks = new Map(data.methods.map(({ title, look }) => [title, look]));
+const FEDMRL = looks.get("FedMRL");
+const FEDPROTO = looks.get("FedProto");
 // A verdict that may yet turn ("so far: …") has no sign and no colour.
 const SIGNS = { holds: "✓", "holds in part": "≈", "does not hold": "✕" };
 const state = { protocol: "fair", kind: Object.keys(data.tables)[0], hidden: new Set() };
@@ -46,8 +46,8 @@ function gridTable({ corner, header, groups, notes, caption }) {
     el(
       "tr",
       { class: name === "FedMRL" ? "ours" : null },
-      el("th", { scope: "row" }, colours.has(name) ? named(colours.get(name), name) : name),
-      entries.map((entry, i) => entryCell(entry, colours.has(name), edges.has(i))),
+      el("th", { scope: "row" }, looks.has(name) ? named(looks.get(name), name) : name),
+      entries.map((entry, i) => entryCell(entry, looks.has(name), edges.has(i))),
     );
   const table = el("table", { class: "results", style: `--columns: ${last.length}` }, el("thead", {}, header.map(headRow)), groups.map((rows) => el("tbody", {}, rows.map(bodyRow))));
   return [scrolling(caption, table), el("ul", { class: "hint notes" }, notes.map((note) => el("li", {}, note)))];
@@ -65,7 +65,7 @@ function showCurves() {
     dataset,
     series: series
       .filter((one) => !state.hidden.has(one.method))
-      .map((one) => ({ name: data.methods[one.method].title, colour: data.methods[one.method].colour, strong: data.methods[one.method].title === "FedMRL", ...one[state.protocol] }))
+      .map((one) => ({ name: data.methods[one.method].title, look: data.methods[one.method].look, strong: data.methods[one.method].title === "FedMRL", ...one[state.protocol] }))
       .reverse(),
   }));
   const limits = (dataset) => {
@@ -90,7 +90,7 @@ function makeCurves() {
       button.setAttribute("aria-pressed", String(!state.hidden.has(method)));
       showCurves();
     };
-    const button = el("button", { type: "button", "aria-pressed": "true", onclick: flip }, named(data.methods[method].colour, data.methods[method].title));
+    const button = el("button", { type: "button", "aria-pressed": "true", onclick: flip }, named(data.methods[method].look, data.methods[method].title));
     return el("li", {}, button);
   });
   const boxes = el("div", { class: "multiples" });
@@ -128,7 +128,7 @@ function makeInference() {
         "div",
         {},
         el("h3", {}, title),
-        modes.map(([mode, value]) => el("div", { class: "mode" }, el("span", {}, mode), el("div", { class: "bars", ...(mode.startsWith("mix") ? { colour: FEDMRL } : { style: "--colour: var(--muted)" }) }, el("i", { style: `width: ${100 * value}%` })), el("span", { class: "number" }, percent(value)))),
+        modes.map(([mode, value]) => el("div", { class: "mode" }, el("span", {}, mode), el("div", { class: "bars", ...(mode.startsWith("mix") ? { look: FEDMRL } : { style: "--colour: var(--muted)" }) }, el("i", { style: `width: ${100 * value}%` })), el("span", { class: "number" }, percent(value)))),
       ),
     ),
   );
@@ -138,7 +138,7 @@ const sweeps = [];
 
 function makeSweeps() {
   for (const { title, axis, panels: ofSweep } of data.sweeps) {
-    const names = new Map(ofSweep.flatMap(({ series }) => series.map(({ name, colour }) => [name, colour])));
+    const names = new Map(ofSweep.flatMap(({ series }) => series.map(({ name, look }) => [name, look])));
     const boxes = el("div", { class: "multiples two" });
     for (const panel of ofSweep) {
       const said = el("p", { class: "hint" });
@@ -147,11 +147,11 @@ function makeSweeps() {
       const chart = lineChart(box, { label: `${panel.title}: accuracy by ${axis}. Use the left and right arrow keys to read each value.`, xLabel: axis, height: 240, legend: false, at: (x) => `${axis} = ${x}`, xTicks: panel.xs });
       box.append(said);
       sweeps.push(() => {
-        chart.show(panel.series.map(({ name, colour, ...of }) => ({ name, colour, strong: colour === FEDMRL, ...of[state.protocol] })));
+        chart.show(panel.series.map(({ name, look, ...of }) => ({ name, look, strong: look.colour === FEDMRL.colour, ...of[state.protocol] })));
         said.textContent = [panel.said[state.protocol], panel.absent].filter(Boolean).join(" ");
       });
     }
-    const legend = el("ul", { class: "legend plainly" }, [...names].map(([name, colour]) => el("li", {}, named(colour, name))));
+    const legend = el("ul", { class: "legend plainly" }, [...names].map(([name, look]) => el("li", {}, named(look, name))));
     byId("sweeps").append(el("div", { class: "sweep" }, el("h3", {}, title), legend, boxes));
   }
   // With one dataset each sweep is one panel, and two of them fit side by side.
@@ -229,7 +229,7 @@ makeClients();
 makeInference();
 makeSweeps();
 makeRepeat();
-byId("sweeps-says").textContent = `At the federation that the figures look into. Each is measured under the protocol chosen above. ${HINT}`;
+byId("sweeps-says").textContent = `The federation with the most clients, one setting of it changed at a time; counted as chosen above. ${HINT}`;
 showProtocol("fair");
 byId("footer").textContent = `Made by fedmrl ${data.version}. This file holds all it shows and asks nothing of a network.`;
 themeButton(byId("theme"));

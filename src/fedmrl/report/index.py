@@ -11,10 +11,21 @@ import numpy as np
 
 from fedmrl import __version__
 from fedmrl.files import write_whole
-from fedmrl.report.claims import CLAIMS, Claim, client_gains, is_ahead, mode_means, share_said, standings
+from fedmrl.report.claims import CLAIMS, IN_TOY, TOY, Claim, client_gains, is_ahead, mode_means, share_said, standings
 from fedmrl.report.grid import Entry, Grid
-from fedmrl.report.outcomes import TITLES, Kind, Outcome, Outcomes, dataset_title, fewer_seeds, finished_seeds, seeds_said
-from fedmrl.report.page import NO_BREAK, banded, filled, rounded
+from fedmrl.report.looks import LOOKS, WITHOUT_MRL, Look
+from fedmrl.report.outcomes import (
+    TITLES,
+    Column,
+    Kind,
+    Outcome,
+    Outcomes,
+    dataset_title,
+    fewer_seeds,
+    finished_seeds,
+    seeds_said,
+)
+from fedmrl.report.page import NO_BREAK, banded, filled, listed, rounded, sample_worth
 from fedmrl.report.page import PROTOCOLS as PROTOCOL_WORDS
 from fedmrl.report.paper_figures import PAPER_GAINS, SWEEPS, Values, curve_values
 from fedmrl.report.paper_tables import NAMES, accuracy_grid, any_measured, cost_grid, difference
@@ -27,10 +38,6 @@ Data = dict[str, Any]
 
 MOST_POINTS = 100
 """Of a curve: a panel is a few hundred pixels wide."""
-COLOURS: Mapping[str, int] = {
-    "fedproto": 0, "fedmrl": 1, "lg-fedavg": 2, "fml": 3, "fedapen": 4, "fedkd": 5, "standalone": 6, "fd": 7
-}  # fmt: skip
-"""The series' colours in `page.css`, so that a method looks as it does in the figures."""
 SWEEP_WORDS: Mapping[str, tuple[str, str]] = {
     "non-iid-class": ("Classes per client", "classes per client"),
     "non-iid-dirichlet": ("Dirichlet parameter α", "α"),
@@ -38,13 +45,6 @@ SWEEP_WORDS: Mapping[str, tuple[str, str]] = {
     "ablation": ("With and without Matryoshka learning", "d₁"),
 }
 """What each sweep is called, and what it varies."""
-WITHOUT_MRL = 6
-"""The colour of FedMRL without Matryoshka learning."""
-
-_TOY = (
-    "A toy: narrow networks on scikit-learn’s digits, eight rounds, one seed. It shows that all of this works, and says "
-    "nothing of whether the paper’s claims hold."
-)
 
 
 def write_index(cells: Sequence[Cell], scale: Scale, folder: Path) -> Path:
@@ -71,10 +71,10 @@ def index_data(cells: Sequence[Cell], scale: Scale) -> Data:
         "version": __version__,
         "quick": scale.name == "quick",
         "facts": _facts(outcomes),
-        "notes": [*([_TOY] if scale.name == "quick" else []), *outcomes.left_out_said(cell.setting for cell in cells)],
+        "notes": [*([TOY] if scale.name == "quick" else []), *outcomes.left_out_said(cell.setting for cell in cells)],
         "protocols": PROTOCOL_WORDS,
         "answers": {protocol: _answer(outcomes, protocol) for protocol in PROTOCOLS},
-        "methods": [{"title": TITLES[method], "colour": COLOURS[method]} for method in METHOD_ORDER],
+        "methods": [{"title": TITLES[method], "look": LOOKS[method].on_page} for method in METHOD_ORDER],
         "tables": {
             kind: {protocol: _accuracy_table(outcomes, kind, protocol) for protocol in PROTOCOLS}
             for kind in NAMES
@@ -98,22 +98,13 @@ def _facts(outcomes: Outcomes) -> str:
     diverged = sum(cell is not None and cell.status == "diverged" for cell in outcomes.runs("all"))
     said = "{measured} of {of} runs are measured".format(**_measured(outcomes, "all"))
     said += f", {diverged} of which diverged" if diverged else ""
-    return " · ".join([what, _listed([dataset_title(d) for d in outcomes.scale.datasets]), said])
+    return " · ".join([what, listed([dataset_title(d) for d in outcomes.scale.datasets]), said])
 
 
 def _measured(outcomes: Outcomes, what: str) -> Data:
     """How much of an experiment there is."""
     runs = outcomes.runs(what)
     return {"measured": sum(cell is not None for cell in runs), "of": len(runs)}
-
-
-def _listed(words: Sequence[str]) -> str:
-    """Words in a row.
-
-    >>> _listed(["FD", "FML", "FedKD"]), _listed(["FD"])
-    ('FD, FML and FedKD', 'FD')
-    """
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def _answer(outcomes: Outcomes, protocol: Protocol) -> Data:
@@ -145,10 +136,15 @@ def _title(outcomes: Outcomes, protocol: Protocol) -> str:
     if not places:
         return "Whether FedMRL wins cannot be said yet"
     leads = [place.margin.points for place in places if place.margin and place.first]
-    behind = [max(0.0, -place.margin.points) for place in places if place.margin and not place.first]
+    behind = [max(0.0, -place.margin.points) for place in places if place.margin and not place.first and not place.level]
+    level = sum(place.level for place in places)
+    where = f"{IN_TOY[0].upper()}{IN_TOY[1:]} " if not outcomes.has_paper else ""
     so_far = "" if outcomes.is_whole("table-hetero") else " so far"
+    if level == len(places):
+        return f"{where}FedMRL is level with the best in {_all_of(level)}{so_far}"
     won = [place.first for place in places]
-    return f"FedMRL is {_first_in(won)}{so_far}{_by(leads) if any(won) else _by(behind, ' behind')}"
+    tied = f"; level with the best in {level}" if level else ""
+    return f"{where}FedMRL is {_first_in(won)}{so_far}{_by(leads) if any(won) else _by(behind, ' behind')}{tied}"
 
 
 def _first_in(judged: Sequence[bool]) -> str:
@@ -158,11 +154,13 @@ def _first_in(judged: Sequence[bool]) -> str:
     ('first in 2 of 3 federations', 'first in both federations', 'not first in the one federation')
     """
     wins, every = sum(judged), len(judged)
-    if every == 1:
-        return f"{'' if wins else 'not '}first in the one federation"
-    if wins == every:
-        return f"first in {'both' if every == 2 else f'all {every}'} federations"
+    if every in (1, wins):
+        return f"{'' if wins else 'not '}first in {_all_of(every)}"
     return f"first in {wins or 'none'} of {every} federations"
+
+
+def _all_of(federations: int) -> str:
+    return {1: "the one federation", 2: "both federations"}.get(federations, f"all {federations} federations")
 
 
 def _by(points: Sequence[float], behind: str = "") -> str:
@@ -308,11 +306,17 @@ def _clients(outcomes: Outcomes) -> list[Data]:
                     "title": main.title,
                     "share": share,
                     "paper": f"The paper: {PAPER_GAINS[dataset]}{NO_BREAK}%." if outcomes.has_paper else "",
-                    "said": f"Bars: {gained.said}.",
+                    "said": " ".join([f"Bars: {gained.said}.", *([worth] if (worth := _worth(outcomes, main)) else [])]),
                     "gains": rounded(gained.points / 100),
                 }
             )
     return shown
+
+
+def _worth(outcomes: Outcomes, column: Column) -> str:
+    """What one test sample is of a client's accuracy, where that is known and much."""
+    found = [cell.clients.test_samples for cell in outcomes.of(column.setting, "fedmrl").cells if cell.clients]
+    return sample_worth(found[0]) if found and found[0] else ""
 
 
 def _inference(outcomes: Outcomes) -> list[Data]:
@@ -344,7 +348,7 @@ def _sweep(outcomes: Outcomes, name: str) -> Data | None:
                 "xs": list(found),
                 "series": [
                     {
-                        "name": names[place], "colour": _colour(names[place]),
+                        "name": names[place], "look": _look(names[place]).on_page,
                         "fair": _line(line, "fair"), "paper": _line(line, "paper"),
                     }
                     for place, line in enumerate(lines)
@@ -357,9 +361,9 @@ def _sweep(outcomes: Outcomes, name: str) -> Data | None:
     return {"name": name, "title": title, "axis": axis, "panels": panels} if panels else None
 
 
-def _colour(name: str) -> int:
-    colours = {TITLES[method]: colour for method, colour in COLOURS.items()}
-    return WITHOUT_MRL if "without" in name else colours.get(name, COLOURS["fedmrl"])
+def _look(name: str) -> Look:
+    methods = {title: method for method, title in TITLES.items()}
+    return WITHOUT_MRL if "without" in name else LOOKS[methods.get(name, "fedmrl")]
 
 
 def _line(points: Mapping[float, Outcome], protocol: Protocol) -> Data:
@@ -377,6 +381,8 @@ def _sweep_said(found: Mapping[float, tuple[Outcome, ...]], names: Sequence[str]
         return ""
     best = max(means, key=lambda x: means[x])
     lost = max(means.values()) - min(means.values())
+    if f"{lost:.1f}" == "0.0":
+        return f"Level at every {axis} ({over})."
     return f"Best at {axis} = {best:g}, {lost:.1f}{NO_BREAK}points above the worst ({over})."
 
 
@@ -403,7 +409,7 @@ def _runs(cells: Sequence[Cell], outcomes: Outcomes) -> Data:
                 **({"other": True} if cell.key in outcomes.left_out else {}),
             }
         )  # fmt: skip
-    total = _listed([f"{time_said(spent)} on {device}" for device, spent in seconds.items()])
+    total = listed([f"{time_said(spent)} on {device}" for device, spent in seconds.items()])
     wanted = {(one.setting, one.variant, seed) for one in outcomes.wanted("all") for seed in one.seeds}
     beyond = sum(cell.key not in wanted for cell in cells)
     return {"machines": [list(machine) for machine in machines], "cells": rows, "time": total, "beyond": beyond}

@@ -1,14 +1,15 @@
 // The page of runs: fills its sections from the data embedded in it.
 const data = JSON.parse(byId("data").textContent);
 const several = data.series.length > 1;
-const nameOf = (series) => named(series, data.series[series].name);
+const lookOf = (series) => data.series[series].look;
+const nameOf = (series) => named(lookOf(series), data.series[series].name);
 const state = { protocol: "fair", federation: 0 };
 
 function card({ label, value, notes, pairs, series }) {
   const own = series !== undefined;
   return el(
     "article",
-    { class: own ? "card of-series" : "card", colour: series ?? 0 },
+    { class: own ? "card of-series" : "card", ...(own ? { look: lookOf(series) } : {}) },
     el("div", {}, el("h3", {}, own ? nameOf(series) : label), el("p", { class: "value" }, value), notes.map((note) => el("p", { class: "aside" }, note))),
     pairs.length ? el("dl", {}, pairs.flatMap(([name, words]) => [el("dt", {}, name), el("dd", {}, words)])) : null,
   );
@@ -28,8 +29,9 @@ const curves = lineChart(byId("curves"), {
 function showProtocol(protocol) {
   state.protocol = protocol;
   showAnswer(data.answers[protocol], card);
-  byId("protocol-says").textContent = data.protocols[protocol].says;
-  curves.show(data.series.map((one, colour) => ({ name: one.name, colour, ...one.curves[protocol] })));
+  const rings = { fair: "", paper: ` A ring marks ${data.series.some((one) => one.seeds.length > 1) ? "each seed’s best round" : "it"}.` };
+  byId("protocol-says").textContent = data.protocols[protocol].says + rings[protocol];
+  curves.show(data.series.map((one) => ({ name: one.name, look: one.look, ...one.curves[protocol] })));
   showTargets();
 }
 
@@ -60,12 +62,14 @@ function showTargets() {
 function showTotals() {
   const most = (what) => Math.max(1, ...data.totals.map((row) => row[what]));
   const columns = [["sent", "up"], ["received", "down"], ["sent + received", "bytes"], ["parameters", "parameters"], ["compute", "flops"], ["time of the run", "time"]];
-  const cell = (row, series, what) => (what === "bytes" || what === "flops" ? measure(series, row[what] / most(what), row.words[what]) : row.words[what]);
+  const cell = (row, series, what) => (what === "bytes" || what === "flops" ? measure(lookOf(series), row[what] / most(what), row.words[what]) : row.words[what]);
   const head = el("tr", {}, el("th", { scope: "col" }, el("span", { class: "unseen" }, "series")), columns.map(([title]) => el("th", { scope: "col", class: "number" }, title)));
   const rows = data.totals.map((row, series) => el("tr", {}, el("th", { scope: "row" }, nameOf(series)), columns.map(([, what]) => el("td", { class: "number" }, cell(row, series, what)))));
   byId("totals").append(scrolling("Total cost of a client", el("table", {}, el("thead", {}, head), el("tbody", {}, rows)), "costs"));
   if (data.totals.some((row) => row.together > 1)) byId("totals").append(el("p", { class: "hint" }, "Time: of seeds that were run as one, an equal share each."));
 }
+
+const tookPart = (rounds) => (rounds ? `${many(rounds)} ×` : el("span", { class: "none" }, "never"));
 
 function showFederation() {
   const federation = data.federations[state.federation];
@@ -74,7 +78,8 @@ function showFederation() {
   const idle = federation.rounds ? federation.rounds.filter((rounds) => !rounds).length : 0;
   byId("clients-says").textContent = [
     "Each client’s accuracy at the end of the run, on its own test samples, with the latest the server has.",
-    idle ? `${many(idle)} of ${many(clients.length)} never took part, so their own models are as they began.` : "",
+    federation.worth,
+    idle ? `Clients that never took part (${many(idle)} of ${many(clients.length)}) have untrained models of their own: only what they get from the server has learned anything.` : "",
     data.federations.length > 1 ? "Each seed deals the samples anew, so clients are compared within one seed." : "",
   ].join(" ");
   showDifferences(federation, places);
@@ -87,12 +92,13 @@ function showFederation() {
       { title: "model", value: (k) => federation.model[k], cell: (k) => federation.model[k] },
       { title: "classes", value: (k) => federation.classes[k][0], cell: (k) => federation.classes[k][1] },
       { title: "train samples", number: true, value: (k) => federation.train[k], cell: (k) => federation.train[k] },
-      ...(federation.rounds ? [{ title: "rounds taken part", number: true, value: (k) => federation.rounds[k], cell: (k) => federation.rounds[k] }] : []),
+      { title: "test samples", number: true, value: (k) => federation.test[k], cell: (k) => federation.test[k] },
+      ...(federation.rounds ? [{ title: "took part", number: true, value: (k) => federation.rounds[k], cell: (k) => tookPart(federation.rounds[k]) }] : []),
       ...places.map((series) => ({
         title: data.series[series].name,
         number: true,
         value: (k) => federation.accuracy[series][k],
-        cell: (k) => measure(series, federation.accuracy[series][k], percent(federation.accuracy[series][k])),
+        cell: (k) => measure(lookOf(series), federation.accuracy[series][k], percent(federation.accuracy[series][k])),
       })),
     ],
   });
@@ -109,8 +115,9 @@ function showDifferences(federation, places) {
   function redraw() {
     const [a, b] = [federation.accuracy[pair.first], federation.accuracy[pair.second]];
     const [first, second] = [data.series[pair.first].name, data.series[pair.second].name];
+    const idle = (client) => (federation.rounds?.[client] === 0 ? [["took part", "never"]] : []);
     const rows = a
-      .map((value, client) => ({ client, difference: value - b[client], words: [[first, percent(value)], [second, percent(b[client])]] }))
+      .map((value, client) => ({ client, difference: value - b[client], words: [[first, percent(value)], [second, percent(b[client])], ...idle(client)] }))
       .sort((one, other) => other.difference - one.difference);
     const gain = rows.filter((row) => row.difference > 0).length;
     const lose = rows.filter((row) => row.difference < 0).length;
@@ -119,8 +126,8 @@ function showDifferences(federation, places) {
     differenceChart(inner, {
       label: `Accuracy of ${first} minus that of ${second}, client by client. Use the left and right arrow keys.`,
       yLabel: `${first} − ${second}, points`,
-      gain: pair.first,
-      loss: pair.second,
+      gain: lookOf(pair.first),
+      loss: lookOf(pair.second),
       rows,
     });
   }
@@ -161,7 +168,7 @@ function showModes() {
             Object.entries(of).flatMap(([view, value], i) => [
               el(counts ? "b" : "span", { class: i ? "unseen" : null }, i ? `${mode}, ${view}` : mode),
               i ? el("span", { "aria-hidden": "true" }) : null,
-              el("div", { class: view === "own" && Object.keys(of).length > 1 ? "bars own" : "bars", colour: series }, el("i", { style: `width: ${100 * value}%` })),
+              el("div", { class: view === "own" && Object.keys(of).length > 1 ? "bars own" : "bars", look: one.look }, el("i", { style: `width: ${100 * value}%` })),
               el(counts && !i ? "b" : "span", { class: "number" }, percent(value)),
             ]),
           ),

@@ -1,7 +1,7 @@
 """A page that shows runs to people: one HTML file that needs nothing but a browser.
 
-`page.html` has its sections and `page.js` fills them from the data made here; `frame.html`, `page.css` and `charts.js` are what
-any page is made with.
+`page.html` has its sections and `page.js` fills them from the data made here; `frame.html`, `words.html`, `page.css` and
+`charts.js` are what any page is made with.
 """
 
 import html
@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from fedmrl import __version__
 from fedmrl.errors import UserError
 from fedmrl.files import write_whole
 from fedmrl.report import tables
+from fedmrl.report.looks import Look, looks_of
 from fedmrl.report.outcomes import WHOSE, seeds_said
 from fedmrl.report.runs import FinishedRun, Series, differing, find_runs, make_series
 from fedmrl.report.tables import DASH
@@ -36,6 +38,7 @@ PROTOCOLS = {
 }
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
+FEW = 100  # test samples of a client, of which one is a point of its accuracy or more
 MOST_IN_HEAT_MAP = 500  # clients; more columns than that are thinner than a pixel
 MOST_NAMED = 10  # classes of a client that a table's cell can name
 
@@ -66,7 +69,7 @@ def filled(page: str, data: Mapping[str, Any], words: Mapping[str, str]) -> str:
     safe = {name: html.escape(_text(word)) for name, word in words.items()}
     parts = {
         **safe,
-        "main": _put_into(_packaged(f"{page}.html"), safe),
+        "main": _put_into(_packaged(f"{page}.html"), safe) + _packaged("words.html"),
         "style": _packaged("page.css"),
         "script": "\n".join(_packaged(name) for name in ("charts.js", f"{page}.js")),
         "data": embedded(data),
@@ -100,13 +103,14 @@ def _packaged(name: str) -> str:
 def page_data(series: Sequence[Series], left_out: Sequence[str] = ()) -> dict[str, Any]:
     """All that the page shows, the most accurate series first."""
     ranked = sorted(series, key=lambda one: -_mean(one, "fair"))
+    looks = looks_of([(one.first.summary.method, one.name) for one in ranked])
     return {
         "version": __version__,
         "facts": _facts(ranked),
         "notes": [*_notes(ranked), *(f"Left out: {sentence}." for sentence in left_out)],
         "protocols": PROTOCOLS,
         "answers": {protocol: _answer(ranked, protocol) for protocol in PROTOCOLS},
-        "series": [_series(one) for one in ranked],
+        "series": [_series(one, look) for one, look in zip(ranked, looks, strict=True)],
         "federations": _federations(ranked),
         "totals": [_totals(one) for one in ranked],
         "targets": {protocol: _targets(ranked, whose) for protocol, whose in WHOSE.items()},
@@ -152,17 +156,16 @@ def _mean(one: Series, protocol: str) -> float:
 def _answer(series: Sequence[Series], protocol: str) -> dict[str, Any]:
     """What came out, as a title, a sentence and cards."""
     order = sorted(series, key=lambda one: -_mean(one, protocol))
-    title, lead = _alone(order[0], protocol) if len(order) == 1 else _won(order[0], order[1], protocol)
+    title, lead = _alone(order[0], protocol) if len(order) == 1 else _won(order, protocol)
     cards = _cards_of_one(order[0], protocol) if len(order) == 1 else [_card(one, series.index(one), protocol) for one in order]
     return {"title": title, "lead": lead, "cards": cards}
 
 
 def _alone(one: Series, protocol: str) -> tuple[str, str]:
-    clients, rounds = len(one.first.summary.clients), one.first.summary.rounds
     reached = percent(_mean(one, protocol))
     if protocol == "fair":
         title = f"{one.name} reached {reached}"
-        where = f"Mean over all {clients} clients after {_number_of(rounds, 'round')}, each on test samples of its own."
+        where = f"Mean over {_everyone(one)}, each on test samples of its own."
     else:
         title = f"{one.name} reached {reached} in its best round"
         best = _best_rounds(one)
@@ -174,40 +177,65 @@ def _alone(one: Series, protocol: str) -> tuple[str, str]:
     )
 
 
-def _won(winner: Series, second: Series, protocol: str) -> tuple[str, str]:
-    ahead = 100 * (_mean(winner, protocol) - _mean(second, protocol))
-    level = ahead < 0.05
+def _everyone(one: Series) -> str:
+    """Whose mean the fair protocol takes."""
+    summary, idle = one.first.summary, sorted({run.idle for run in one.runs})
+    never = f", {' to '.join(map(str, dict.fromkeys((idle[0], idle[-1]))))} of whom never took part" if idle[-1] else ""
+    return f"all {_number_of(len(summary.clients), 'client')} after {_number_of(summary.rounds, 'round')}{never}"
+
+
+def _won(order: Sequence[Series], protocol: str) -> tuple[str, str]:
+    """Who is first and by how much, or who share the first place."""
+    winner, second = order[0], order[1]
+    level = list(takewhile(lambda one: _level(winner, one, protocol), order[1:]))
     wins, common = _wins(winner, second, protocol)
+    ahead = f"{100 * (_mean(winner, protocol) - _mean(second, protocol)):.1f}{NO_BREAK}points"
     mostly = ", on average" if wins < common else ""
     ours, theirs = percent(_mean(winner, protocol)), percent(_mean(second, protocol))
     said = f"{winner.name} is right on {ours} of test samples and {second.name} on {theirs}"
+    first = listed([one.name for one in (winner, *level)])
+    alike = level and all(percent(_mean(one, protocol)) == ours for one in level)
+    limit = "" if alike else f", as far as {common} seeds can say"
     if protocol == "fair":
-        title = f"{winner.name} ends {ahead:.1f}{NO_BREAK}points ahead of {second.name}{mostly}"
-        title = f"{winner.name} and {second.name} end level" if level else title
-        summary = winner.first.summary
-        reached = (
-            f"{said}, mean over all {_number_of(len(summary.clients), 'client')} after {_number_of(summary.rounds, 'round')}"
-        )
+        title = f"{first} end level{limit}" if level else f"{winner.name} ends {ahead} ahead of {second.name}{mostly}"
+        reached = f"{said}, mean over {_everyone(winner)}"
     else:
-        title = f"{winner.name}’s best round is {ahead:.1f}{NO_BREAK}points above {second.name}’s{mostly}"
-        title = f"{winner.name} and {second.name} have equally good best rounds" if level else title
+        title = f"{winner.name}’s best round is {ahead} above {second.name}’s{mostly}"
+        title = f"{first} have equally good best rounds{limit}" if level else title
         reached = f"{said}, mean over the clients of its best round, each with the model it had just trained"
     cost = (
         f"A client sent and received {amount(_sent(winner), 'B')} "
         f"({second.name}: {_beside(_sent(second), _sent(winner), 'B')}) "
         f"and computed {amount(_flops(winner), 'FLOP')} ({second.name}: {_beside(_flops(second), _flops(winner), 'FLOP')})."
     )
-    certain = (
-        f"It is ahead with {wins} of {common} seeds." if common > 1 else "That is one seed; another may rank them otherwise."
-    )
-    return title, f"{reached}. {certain} {cost}"
+    return title, f"{reached}. {_certain(wins, common)} {cost}"
+
+
+def _certain(wins: int, common: int) -> str:
+    """How far seeds bear out who is first."""
+    if common == 0:
+        return "They share no seed, and another may rank them otherwise."
+    if common == 1:
+        return "That is one seed; another may rank them otherwise."
+    return f"It is ahead with {wins} of {common} seeds."
+
+
+def _level(one: Series, other: Series, protocol: str) -> bool:
+    """Whether two print alike, or differ by less than their seeds do."""
+    same = percent(_mean(one, protocol)) == percent(_mean(other, protocol))
+    return same or tables.undecided(_leads(one, other, protocol))
+
+
+def _leads(one: Series, other: Series, protocol: str) -> list[float]:
+    """How far one is ahead of another, with each seed that both have."""
+    theirs = {run.summary.seed: run.headline(protocol) for run in other.runs}
+    return [run.headline(protocol) - theirs[run.summary.seed] for run in one.runs if run.summary.seed in theirs]
 
 
 def _wins(winner: Series, second: Series, protocol: str) -> tuple[int, int]:
     """With how many of the seeds that both have the winner is ahead."""
-    of_second = {run.summary.seed: run.headline(protocol) for run in second.runs}
-    common = [run for run in winner.runs if run.summary.seed in of_second]
-    return sum(run.headline(protocol) > of_second[run.summary.seed] for run in common), len(common)
+    leads = _leads(winner, second, protocol)
+    return sum(lead > 0 for lead in leads), len(leads)
 
 
 def _beside(value: float, other: float, unit: str) -> str:
@@ -234,7 +262,7 @@ def _card(one: Series, place: int, protocol: str) -> dict[str, Any]:
         "series": place,
         "value": percent(_mean(one, protocol)),
         "notes": notes,
-        "pairs": [*costs, ["worst client", percent(_worst(one))]],
+        "pairs": [*costs, [f"worst client{' that took part' if _any_idle(one) else ''}", percent(_worst(one))]],
     }
 
 
@@ -243,7 +271,7 @@ def _cards_of_one(one: Series, protocol: str) -> list[dict[str, Any]]:
     where = "all clients, last round" if protocol == "fair" else f"clients of {_best_rounds(one)}"
     cards = [
         ("Accuracy", percent(_mean(one, protocol)), f"{where}{over}"),
-        ("Worst client", percent(_worst(one)), f"at the end{over}"),
+        ("Worst client", percent(_worst(one)), f"at the end{', of those that took part' if _any_idle(one) else ''}{over}"),
         ("Sent and received", amount(_sent(one), "B"), "by a client, in all rounds"),
         ("Compute", amount(_flops(one), "FLOP"), "of a client, in all rounds"),
     ]
@@ -251,7 +279,7 @@ def _cards_of_one(one: Series, protocol: str) -> list[dict[str, Any]]:
 
 
 def _best_rounds(one: Series) -> str:
-    rounds = [run.summary.accuracy["participants"]["own"][run.summary.mode].best_round for run in one.runs]
+    rounds = [run.best.best_round for run in one.runs]
     return f"round {rounds[0]}" if len(rounds) == 1 else f"rounds {', '.join(map(str, rounds))} (one for each seed)"
 
 
@@ -261,7 +289,12 @@ def _range(one: Series, protocol: str) -> str:
 
 
 def _worst(one: Series) -> float:
-    return float(np.mean([min(client.accuracy for client in run.summary.clients) for run in one.runs]))
+    """Of the clients that took part: the models of the others are untrained, and near 0 % with any method."""
+    return float(np.mean([min(client.accuracy for client in run.summary.clients if client.rounds) for run in one.runs]))
+
+
+def _any_idle(one: Series) -> bool:
+    return any(run.idle for run in one.runs)
 
 
 def _sent(one: Series, ways: Sequence[str] = ("up", "down"), what: str = "bytes") -> float:
@@ -275,23 +308,28 @@ def _flops(one: Series) -> float:
     return float(np.mean([run.summary.flops / len(run.summary.clients) for run in one.runs]))
 
 
-def _series(one: Series) -> dict[str, Any]:
+def _series(one: Series, look: Look) -> dict[str, Any]:
     return {
         "name": one.name,
+        "look": look.on_page,
         "seeds": one.seeds,
         "curves": {protocol: _curve(one, protocol) for protocol in PROTOCOLS},
         "modes": _modes(one),
     }
 
 
-def _curve(one: Series, protocol: str) -> dict[str, list[float]]:
+def _curve(one: Series, protocol: str) -> dict[str, Any]:
     curves = [run.curve(protocol) for run in one.runs]
     rounds = [round_ for round_, _ in curves[0]]
     values = np.array([[dict(curve).get(round_, np.nan) for round_ in rounds] for curve in curves])
     if np.isnan(values).any():
         folders = ", ".join(str(run.folder) for run in one.runs)
         raise UserError(f"{folders}: one recipe, but not the same rounds; a rounds.jsonl of them is damaged, run it again")
-    return {"rounds": list(rounds), **banded(values)}
+    shown = {"rounds": list(rounds), **banded(values)}
+    if protocol == "fair":
+        return shown
+    best = [[run.best.best_round, round(run.best.best, 5)] for run in one.runs]
+    return {**shown, "counts": f"best {percent(_mean(one, protocol))}", "best": best}
 
 
 def banded(values: NDArray[np.float64]) -> dict[str, list[float]]:
@@ -336,6 +374,8 @@ def _federation(series: Sequence[Series], digest: str) -> dict[str, Any]:
         "model": [" / ".join(dict.fromkeys(client.model for client in same)) for same in everyone],
         "classes": [_classes(same[0].classes) for same in everyone],
         "train": [same[0].train_samples for same in everyone],
+        "test": [same[0].test_samples for same in everyone],
+        "worth": sample_worth([same[0].test_samples for same in everyone]),
         "rounds": [own[0] for own in rounds] if all(len(set(own)) == 1 for own in rounds) else None,
         "accuracy": {
             str(place): rounded(np.mean([[client.accuracy for client in run.summary.clients] for run in own], axis=0))
@@ -344,6 +384,19 @@ def _federation(series: Sequence[Series], digest: str) -> dict[str, Any]:
         },
         "split": next((_split(run) for run in runs if run.summary.split and run.summary.class_names), None),
     }
+
+
+def sample_worth(test_samples: Sequence[int]) -> str:
+    """What one test sample is of a client's accuracy, where clients have so few that it shows.
+
+    >>> sample_worth([6, 8]), sample_worth([500])
+    ('A client has 7 test samples on average: one of them is 14\\xa0points of its accuracy.', '')
+    """
+    mean = float(np.mean(test_samples))
+    if not 0 < mean <= FEW:
+        return ""
+    own = "1 test sample" if f"{mean:.0f}" == "1" else f"{mean:.0f} test samples"
+    return f"A client has {own} on average: one of them is {100 / mean:.0f}{NO_BREAK}points of its accuracy."
 
 
 def _classes(names: str) -> list[Any]:
@@ -417,6 +470,15 @@ def _recipe(one: Series) -> dict[str, Any]:
             ["folder" if len(one.runs) == 1 else "folders", ", ".join(str(run.folder) for run in one.runs)],
         ],
     }
+
+
+def listed(words: Sequence[str]) -> str:
+    """Words in a row.
+
+    >>> listed(["FD", "FML", "FedKD"]), listed(["FD"])
+    ('FD, FML and FedKD', 'FD')
+    """
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def percent(share: float) -> str:

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from fedmrl.files import replacing
 from fedmrl.report.figures import new_figure
+from fedmrl.report.looks import LOOKS, WITHOUT_MRL
 from fedmrl.report.outcomes import COSTS, TITLES, WHOSE, Outcome, Outcomes, comparable, fewer_seeds, finished_seeds, seeds_said
 from fedmrl.report.tables import count
 from fedmrl.reproduce.cells import Cell, Protocol
-from fedmrl.reproduce.experiments import METHOD_ORDER, Scale, class_setting
+from fedmrl.reproduce.experiments import METHOD_ORDER, SAME_CATEGORY, Scale, class_setting
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,23 +55,14 @@ class Style:
     dash: Dash = "-"
 
 
-# Okabe and Ito's colours, as in `figures`; those that share a small model are dashed, so that ink alone tells them apart.
-STYLES: Mapping[str, Style] = {
-    "standalone": Style("#000000", "s", ":"),
-    "lg-fedavg": Style("#009E73", "^"),
-    "fd": Style("#8C8C00", "v"),
-    "fedproto": Style("#0072B2", "D"),
-    "fml": Style("#CC79A7", "P", DASHED),
-    "fedkd": Style("#56B4E9", "X", DASHED),
-    "fedapen": Style("#E69F00", "h", DASHED),
-    "fedmrl": Style("#D55E00", "o"),
-}
-WITHOUT_MRL = Style("#444444", "s")
+# Those that share a small model are dashed, so that ink alone tells them apart.
+DASHES: Mapping[str, Dash] = {"standalone": ":", **dict.fromkeys(SAME_CATEGORY, DASHED)}
+STYLES: Mapping[str, Style] = {name: Style(of.light, of.marker, DASHES.get(name, "-")) for name, of in LOOKS.items()}
 PAPER_GAINS: Mapping[str, int] = {"cifar10": 87, "cifar100": 99}
 """Percent of clients that the paper says do better with FedMRL than with FedProto."""
 MODES: Mapping[str, str] = {
-    "mix-large": "#D55E00",
-    "mix-small": "#EFAA80",
+    "mix-large": LOOKS["fedmrl"].light,
+    "mix-small": "#eba580",
     "single-large": "#666666",
     "single-small": "#B3B3B3",
 }
@@ -507,7 +499,7 @@ SWEEPS: Mapping[str, Sweep] = {
     "d1": Sweep("representation dimension $d_1$", {"FedMRL": STYLES["fedmrl"]}, _by_dim),
     "ablation": Sweep(
         "representation dimension $d_1$",
-        {"FedMRL with MRL": STYLES["fedmrl"], "FedMRL without MRL": WITHOUT_MRL},
+        {"FedMRL with MRL": STYLES["fedmrl"], "FedMRL without MRL": Style(WITHOUT_MRL.light, WITHOUT_MRL.marker)},
         _by_dim_and_mrl,
     ),
 }

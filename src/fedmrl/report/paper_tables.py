@@ -345,7 +345,7 @@ def cost_grid(outcomes: Outcomes, protocol: Protocol) -> Grid:
             fewer = fewer_seeds(found)
             entries = [Entry(_cost(o, o.cost(protocol, target, what)), seeds=fewer.get(m, "")) for m, o in found.items()]
             compared = [outcome.cost(protocol, target, what) for outcome in outcomes.compared(setting).values()]
-            by_column.append(mark_best(entries, [cost.mean if cost else None for cost in compared], low=True))
+            by_column.append(mark_best(entries, [cost.mean if cost else None for cost in compared], shown=count, low=True))
     rows = dict(zip(METHOD_ORDER, zip(*by_column, strict=True), strict=True))
     entries = [entry for row in rows.values() for entry in row]
     mains = [outcomes.main(dataset) for dataset in scale.datasets]

@@ -60,6 +60,7 @@ class Client(_Part):
     model: str
     classes: str
     train_samples: int
+    test_samples: int
     rounds: int
     accuracy: FiniteFloat
 
@@ -114,9 +115,14 @@ class FinishedRun:
 
     def headline(self, protocol: str) -> float:
         """What a protocol reports: fair, all clients at the last round; paper, the best round's participants."""
-        whose, view = self._counted(protocol)
-        found = self.summary.accuracy[whose][view][self.summary.mode]
-        return found.last if protocol == "fair" else found.best
+        if protocol == "paper":
+            return self.best.best
+        return self.summary.accuracy["all"][self.summary.view][self.summary.mode].last
+
+    @property
+    def best(self) -> LastAndBest:
+        """What the paper's protocol counts, and in which round it was."""
+        return self.summary.accuracy["participants"]["own"][self.summary.mode]
 
     def curve(self, protocol: str) -> list[tuple[int, float]]:
         """Accuracy by round, as a protocol counts it."""
@@ -125,6 +131,11 @@ class FinishedRun:
     def _counted(self, protocol: str) -> tuple[str, str]:
         """Whose accuracy a protocol looks at, and with which models."""
         return ("all", self.summary.view) if protocol == "fair" else ("participants", "own")
+
+    @property
+    def idle(self) -> int:
+        """How many clients never took part."""
+        return sum(not client.rounds for client in self.summary.clients)
 
     @property
     def seconds(self) -> float:

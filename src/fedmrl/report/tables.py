@@ -10,6 +10,12 @@ Summaries = Mapping[str, Sequence[Mapping[str, Any]]]
 
 COLUMNS = ("method", "accuracy", "best", "worst client", "sent", "compute", "time a seed")
 DASH = "–"
+MEANING = (
+    "accuracy: each client's on its own test samples at the end, mean over all clients; best: the best round's; worst client: "
+    "the lowest of them, which may be one that never took part; sent, compute: one client's total up and down and in training, "
+    "on average."
+)
+"""What the columns say."""
 
 
 def comparison_rows(titles: Mapping[str, str], runs: Summaries) -> list[tuple[str, ...]]:
@@ -110,6 +116,16 @@ def signed(value: float, digits: int = 2) -> str:
     """
     text = f"{value:+.{digits}f}"
     return f"{0:.{digits}f}" if float(text) == 0 else text.replace("-", "−")
+
+
+def undecided(differences: Sequence[float]) -> bool:
+    """Whether a lead, given seed by seed, may be chance: the seeds disagree who has it, and it is less than it varies by.
+
+    >>> undecided([4.0, -1.0]), undecided([4.0, 3.0, -0.1]), undecided([1.0, 9.0]), undecided([0.1])
+    (True, False, False, False)
+    """
+    agreed = all(one > 0 for one in differences) or all(one < 0 for one in differences)
+    return len(differences) > 1 and not agreed and bool(abs(np.mean(differences)) <= np.std(differences, ddof=1))
 
 
 def time_said(seconds: float) -> str:

@@ -33,6 +33,8 @@ class Clients(BaseModel):
     model: list[str]
     classes: list[list[int]]
     train_samples: list[int]
+    test_samples: list[int] = []
+    """None where a cell was measured before they were written down."""
     accuracy: list[float]
 
 
@@ -148,6 +150,7 @@ def cell_of(setting: str, variant: str, recipe: Recipe, outcome: Run | DivergedE
         model=[row["model"] for row in rows],
         classes=[[int(label) for label in row["classes"].split()] for row in rows],
         train_samples=[row["train_samples"] for row in rows],
+        test_samples=[row["test_samples"] for row in rows],
         accuracy=[round(row["accuracy"], 4) for row in rows],
     )
     curves = {whose: _curve(outcome.records, whose, summary) for whose in ("all", "participants")}

@@ -90,7 +90,7 @@ class Wanted:
 EXPERIMENTS: Mapping[str, str] = {
     "table-hetero": "accuracy of all methods, clients of five structures",
     "table-homo": "accuracy of all methods, clients of one structure",
-    "curves": "accuracy by round, six panels",
+    "curves": "accuracy by round, a panel for each federation",
     "clients": "each client's accuracy, FedMRL against FedProto",
     "costs": "rounds, parameters and FLOPs to a target accuracy",
     "non-iid-class": "accuracy by the number of classes that a client has",
