@@ -25,7 +25,7 @@ from fedmrl.report.outcomes import (
     finished_seeds,
     seeds_said,
 )
-from fedmrl.report.page import NO_BREAK, banded, filled, listed, rounded, sample_worth
+from fedmrl.report.page import NO_BREAK, banded, filled, listed, rounded, sample_worth, shorter
 from fedmrl.report.page import PROTOCOLS as PROTOCOL_WORDS
 from fedmrl.report.paper_figures import PAPER_GAINS, SWEEPS, Values, curve_values
 from fedmrl.report.paper_tables import NAMES, accuracy_grid, any_measured, cost_grid, difference
@@ -324,7 +324,7 @@ def _inference(outcomes: Outcomes) -> list[Data]:
     mains = [outcomes.main(dataset) for dataset in outcomes.scale.datasets]
     found = {main.title: mode_means(outcomes.of(main.setting, "fedmrl")) for main in mains}
     return [
-        {"title": title, "modes": [[mode, round(mean / 100, 4)] for mode, mean in modes.items()]}
+        {"title": title, "modes": [[mode, shorter(mean / 100)] for mode, mean in modes.items()]}
         for title, modes in found.items()
         if modes
     ]
@@ -416,4 +416,4 @@ def _runs(cells: Sequence[Cell], outcomes: Outcomes) -> Data:
 
 
 def _share(accuracy: float | None) -> float | None:
-    return None if accuracy is None else round(accuracy, 4)
+    return None if accuracy is None else shorter(accuracy)
