@@ -42,7 +42,10 @@ def cell(setting="cifar10-n100", variant="fedmrl", seed=0, *, fair=0.8, paper=0.
         "setting": setting, "variant": variant, "method": method, "title": METHODS[method].title, "seed": seed,
         "command": "fedmrl reproduce", "hash": hash_for(setting, variant), "status": "finished",
         "device": "none", "engine": "none",
-        "recipe": {"clients": clients, "participation": SHARES[federation], "data": {"name": dataset}, "method": table},
+        "recipe": {
+            "clients": clients, "rounds": 2, "participation": SHARES[federation], "data": {"name": dataset}, "method": table,
+            "training": {"epochs": 1},
+        },
         "versions": {}, "together": 1, "wall_seconds": 1.0, "view": view, "mode": mode,
         "accuracy": {"all": accuracy(fair), "participants": accuracy(paper)},
         "inference": {view: dict.fromkeys(MODES if method == "fedmrl" else [mode], fair)},

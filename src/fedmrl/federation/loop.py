@@ -132,7 +132,7 @@ def _run_all(
     """The same, when all is checked and every folder is there."""
     done: dict[int, Run | DivergedError] = {}
     for number, (one, folder) in enumerate(zip(seeded, folders, strict=True)):
-        if resume and folder is not None and (summary := folder.finished()):
+        if resume and folder is not None and (summary := folder.finished(on_notice)):
             done[number] = Run(one, summary, folder.records(one.rounds), folder.path)
     if left := [number for number in range(len(seeded)) if number not in done]:
         working = engine_for(engine, *(settings[number] for number in left))
@@ -270,6 +270,8 @@ class Federation:
         """A state that was loaded must be one of the client's model."""
         shapes: dict[ModelSpec, dict[str, list[int]]] = {}
         for client, kept in snapshot.states.items():
+            if client >= self.recipe.clients:
+                raise UserError(f"the checkpoint is damaged (there is no client {client}); start it anew in another folder")
             spec = self.setting.models[client]
             if spec not in shapes:
                 shapes[spec] = {name: list(t.shape) for name, t in self.setting.fresh_net(client).state_dict().items()}
@@ -376,7 +378,7 @@ class Federation:
         self, clients: Iterable[int], states: Mapping[int, Kept], server: Tensors, modes: Sequence[str]
     ) -> Generator[Asks, Any, dict[str, dict[str, dict[int, float]]]]:
         hears = self.method.hears_server
-        views = ("own", "aggregated") if hears else ("own",)
+        views = summaries.views(self.recipe)
         result: dict[str, dict[str, dict[int, float]]] = {view: {mode: {} for mode in modes} for view in views}
         for together in self._at_once(list(clients)):
             received = [self.method.answer(server, k, None) if hears else None for k in together]
@@ -399,7 +401,7 @@ class Federation:
         self, clients: Sequence[int], states: Mapping[int, Kept], server: Tensors, round_: Round
     ) -> Generator[Asks, Any, dict[str, Any]]:
         """Means over clients: of the participants, and of all wherever all are evaluated."""
-        everyone = (round_.index + 1) % self.recipe.evaluation.every == 0 or round_.index + 1 == round_.total
+        everyone = summaries.all_evaluated(self.recipe, round_.index + 1)
         who = range(self.recipe.clients) if everyone else clients
         by_client = yield from self._evaluation(who, states, server, self.modes)
 
