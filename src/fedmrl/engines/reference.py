@@ -216,8 +216,17 @@ def _optimiser(net: ClientNet, phase: Phase) -> torch.optim.SGD:
 def _step(net: ClientNet, optimiser: torch.optim.SGD, phase: Phase) -> None:
     if phase.clip is not None:
         for part in phase.lr:
-            nn.utils.clip_grad_norm_(net.get_submodule(part).parameters(), phase.clip)
+            _clip(net.get_submodule(part), phase.clip)
     optimiser.step()
     for name, (low, high) in phase.bounds.items():
         with torch.no_grad():
             net.get_parameter(name).clamp_(low, high)
+
+
+def _clip(part: nn.Module, clip: float) -> None:
+    """As torch's clip_grad_norm_ has it, which would make zero of a gradient whose squares are too large for 32 bits."""
+    gradients = [p.grad for p in part.parameters() if p.grad is not None]
+    norm = nn.utils.get_total_norm(gradients)
+    if not torch.isfinite(norm):
+        norm = nn.utils.get_total_norm([gradient.double() for gradient in gradients])
+    nn.utils.clip_grads_with_norm_(part.parameters(), clip, norm)
