@@ -22,7 +22,7 @@ from fedmrl.federation.store import DeviceStore, Kept, Store, check_store, choos
 from fedmrl.messages import Size, Tensors, Upload, copy, size
 from fedmrl.methods import Round
 from fedmrl.metrics.flops import FlopCounter
-from fedmrl.models import ModelSpec
+from fedmrl.models import CNN, MLP, ModelSpec, OwnModel
 
 OnRound = Callable[[Mapping[str, Any]], None]
 OnNotice = Callable[[str], None]
@@ -62,7 +62,10 @@ def run(
     >>> run(load_recipe("quickstart", short)).summary["status"]
     'finished'
     """
+    if out is not None and (not isinstance(out, str | Path) or not str(out)):
+        raise UserError(f"out is {out!r}; it must be the name of a folder, or None to write nothing")
     outs = None if out is None else [out]
+    _check_types(recipe, (), None, None, {})
     done = run_seeds(
         recipe, [recipe.seed], outs=outs, resume=resume, device=device, engine=engine, store=store, models=models, data=data,
         on_round=on_round, on_notice=on_notice,
@@ -93,6 +96,7 @@ def run_seeds(
     takes is that of all of them together, in each one's records. Without `keep`, clients' states are dropped when all is done.
     """
     begun = time.monotonic()
+    _check_types(recipe, seeds, models, data, {"on_round": on_round, "on_notice": on_notice})
     check_engine(engine)
     check_store(store)
     on_notice = on_notice or (lambda _: None)
@@ -115,6 +119,30 @@ def run_seeds(
         for folder in folders:
             if folder is not None:
                 folder.close()
+
+
+def _check_types(recipe: Any, seeds: Any, models: Any, data: Any, heard: Mapping[str, Any]) -> None:
+    """Refuse what is of another type than it must be: deep inside it would fail where nobody can tell why."""
+    if not isinstance(recipe, Recipe):
+        raise UserError(f"recipe is {recipe!r}; give a fedmrl.Recipe, as fedmrl.load_recipe makes it")
+    whole = isinstance(seeds, Sequence) and all(type(seed) is int and seed >= 0 for seed in seeds)
+    if not whole or len(set(seeds)) < len(seeds):
+        raise UserError(f"seeds is {seeds!r}; give whole numbers from 0, each once, as in [0, 1, 2]")
+    if models is not None:
+        listed = models if isinstance(models, Sequence) and not isinstance(models, str) else [models]
+        for client, model in enumerate(listed):
+            if isinstance(model, type) or not isinstance(model, OwnModel | CNN | MLP):
+                raise UserError(
+                    f"models: client {client}'s is a {type(model).__name__}; give a list with a fedmrl.OwnModel for each "
+                    "client, which says how one is made, as in fedmrl.OwnModel('net', lambda: Net(), last='fc')"
+                )
+        if len(listed) != recipe.clients:
+            raise UserError(f"{len(listed)} models were given for {recipe.clients} clients; give one for each")
+    if data is not None and not isinstance(data, Dataset):
+        raise UserError(f"data is a {type(data).__name__}; leave it out, or give a fedmrl.data.Dataset")
+    for name, function in heard.items():
+        if function is not None and not callable(function):
+            raise UserError(f"{name} is {function!r}; it must be a function, as in {name}=print")
 
 
 def _run_all(
@@ -164,9 +192,11 @@ def _paths(seeds: Sequence[int], outs: Sequence[str | Path] | None) -> Sequence[
     """A folder for each seed, if they are to be written."""
     if outs is None:
         return [None] * len(seeds)
-    if isinstance(outs, str | Path) or len(outs) != len(seeds) or len(set(map(Path, outs))) < len(outs):
+    named = [] if isinstance(outs, str | Path) or not isinstance(outs, Iterable) else list(outs)
+    wrong = [out for out in named if not isinstance(out, str | Path) or not str(out)]
+    if wrong or len(named) != len(seeds) or len(set(map(Path, named))) < len(named):
         raise UserError(f"outs must name a folder for each of the {len(seeds)} seeds, each another; it is {outs!r}")
-    return [Path(out) for out in outs]
+    return [Path(out) for out in named]
 
 
 def _opened(
