@@ -222,7 +222,7 @@ MISTAKES = [
     (["run", "quickstart", "--store", "cloud"], "--store: there is no 'cloud'; choose auto, device, host or disk"),
     (["run", "quickstart", "--engine", "fast"], "--engine: there is no 'fast'; choose auto, reference, batched"),
     (["run", "quickstart", "--seeds", "0,0"], "seeds must be different"),
-    (["run", "quickstart", "--seeds", "0,1", "--resume"], "give the folder that holds them, as in 'fedmrl run FOLDER --resume'"),
+    (["run", "quickstart", "--seeds", "0,1", "--resume"], "give the folder that holds them, as in"),
     (["run", "quickstart", "--seeds", "0,1", "--resume", "--out", "none"], "none holds no such runs to resume"),
     (["bench", "quickstart", "--ways", "compiled", "--device", "cpu"], "captured and compiled are for a GPU"),
     (["bench", "quickstart", "--precisions", "fp8"], "--precisions: choose from fp32, tf32, bf16, fp64"),
