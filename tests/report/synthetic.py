@@ -55,7 +55,8 @@ def cell(setting="cifar10-n100", variant="fedmrl", seed=0, *, fair=0.8, paper=0.
             model=["CNN-1"] * clients, classes=[[0, 1]] * clients, train_samples=[100] * clients, accuracy=[fair] * clients
         ),
     }  # fmt: skip
-    return Cell(**known | fields)
+    curves = {"curves": known["curves"] | fields.pop("curves", {})}
+    return Cell(**known | fields | curves)
 
 
 def diverged(setting="cifar10-n100", variant="fd", seed=0, at=12) -> Cell:

@@ -155,7 +155,7 @@ class Cell(_Part):
         for whose, view in (("all", self.view), ("participants", "own")):
             if self.mode not in self.accuracy.get(whose, {}).get(view, {}):
                 raise ValueError(f"accuracy.{whose}.{view}.{self.mode} is missing")
-        if len(self.curves) < len(WHOSE) or getattr(self.curves["all"], self.view) is None:
+        if len(self.curves) < len(WHOSE):
             raise ValueError("a curve is missing")
         if self.clients is None:
             raise ValueError("clients is missing")
