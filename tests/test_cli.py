@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -222,7 +223,7 @@ MISTAKES = [
     (["run", "quickstart", "--store", "cloud"], "--store: there is no 'cloud'; choose auto, device, host or disk"),
     (["run", "quickstart", "--engine", "fast"], "--engine: there is no 'fast'; choose auto, reference, batched"),
     (["run", "quickstart", "--seeds", "0,0"], "seeds must be different"),
-    (["run", "quickstart", "--seeds", "0,1", "--resume"], "name the folder that holds them with --out"),
+    (["run", "quickstart", "--seeds", "0,1", "--resume"], "give the folder that holds them, as in"),
     (["run", "quickstart", "--seeds", "0,1", "--resume", "--out", "none"], "none holds no such runs to resume"),
     (["bench", "quickstart", "--ways", "compiled", "--device", "cpu"], "captured and compiled are for a GPU"),
     (["bench", "quickstart", "--precisions", "fp8"], "--precisions: choose from fp32, tf32, bf16, fp64"),
@@ -510,3 +511,28 @@ def test_reproduce_refuses_in_a_sentence(fedmrl, arguments, said, monkeypatch, t
     assert said in err
     assert "Traceback" not in err
     assert not left_behind()
+
+
+def test_runs_of_several_seeds_go_on_by_the_name_of_their_folder(fedmrl, monkeypatch):
+    real, rounds = cli.watching, []
+
+    @contextmanager
+    def stopping(*words):
+        with real(*words):
+
+            def on_round(record):
+                rounds.append(record["round"])
+                if len(rounds) == 1:
+                    raise KeyboardInterrupt
+
+            yield on_round
+
+    monkeypatch.setattr(cli, "watching", stopping)
+    code, _, err = fedmrl("run", "quickstart", *TINY, "--seeds", "3,11", "--device", "cpu")
+    assert code == 130 and "go on with: fedmrl run runs/quickstart-fedmrl-1 --resume --device cpu" in err
+    code, _, err = fedmrl("run", "runs/quickstart-fedmrl-1")
+    assert code == 2 and "go on with it by --resume, or name one of them, as runs/quickstart-fedmrl-1/seed-3" in err
+    code, out, _ = fedmrl("run", "runs/quickstart-fedmrl-1", "--resume", "--device", "cpu", "--json")
+    assert code == 0 and rounds == [1, 2]
+    assert [run["seed"] for run in json.loads(out)["runs"]] == [3, 11]
+    assert fedmrl("run", "runs/quickstart-fedmrl-1", "--seeds", "11", "--resume", "--json")[0] == 0

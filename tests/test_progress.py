@@ -2,7 +2,8 @@ import io
 
 from rich.console import Console
 
-from fedmrl.progress import watching
+from fedmrl import progress
+from fedmrl.progress import Overall, watching, working
 
 
 def record(round_, **accuracy):
@@ -27,3 +28,39 @@ def test_a_file_gets_plain_lines():
     with watching(Console(file=log, width=140), "FedMRL", 1) as on_round:
         on_round(record(1, participants=PARTICIPANTS))
     assert log.getvalue() == "FedMRL: round 1/1, 25.0% (this round's), loss 0.500, 0 s left\n"
+
+
+def test_of_several_runs_the_time_left_of_all_is_told_by_how_long_a_round_took(monkeypatch):
+    clock = iter([0.0, 4.0, 8.0])
+    overall = Overall(6)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    overall._begun = next(clock)
+    overall.begin(2)  # of which nothing is run: it was finished before
+    overall.begin(2)
+    assert overall.left(1) == 4.0 * (2 + 1)
+    assert overall.left(0) == 4.0 * 2
+
+
+def test_a_terminal_of_80_columns_has_room_for_the_time_left_of_all():
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, color_system=None, width=80)
+    with watching(console, "Standalone 3 seeds", 2, Overall(4)) as on_round:
+        on_round(record(1, participants=PARTICIPANTS))
+        on_round(record(2, participants=PARTICIPANTS, all=EVERYONE))
+    assert "(all 0:00:00) 25.0% now, 75.0% all" in screen.getvalue()
+
+
+def test_a_file_is_told_the_time_left_of_all():
+    log = io.StringIO()
+    with watching(Console(file=log, width=140), "FedMRL", 1, Overall(2)) as on_round:
+        on_round(record(1, participants=PARTICIPANTS))
+    assert "0 s left, 0 s of all" in log.getvalue()
+
+
+def test_long_work_says_how_much_of_it_is_left(monkeypatch):
+    log = io.StringIO()
+    monkeypatch.setattr(progress, "_EVERY", 0.0)
+    with working(Console(file=log, width=140)) as on_step:
+        on_step("eager fp32", 0, 4)
+        on_step("eager fp32", 1, 4)
+    assert log.getvalue() == "eager fp32: 25% of it all, about 0 s left\n"

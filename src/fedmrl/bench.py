@@ -4,7 +4,8 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -49,20 +50,31 @@ def measure(
     repeats: int = 3,
     on_noise: bool = False,
     on_row: Callable[[str], None] = lambda _: None,
+    on_step: Callable[[str, int, int], None] = lambda *_: None,
 ) -> dict[str, Any]:
     """Time the recipe's first round in each way; the result goes straight into a JSON file.
 
     A round is to train (of which `encode` is a part), to aggregate, and to evaluate those who took part. A row's error is how
     far its clients' parameters end from where the reference engine brings them in 32 bits, in units of how far they moved.
+    `on_step` hears what is being measured, and how many rounds of a seed are done of how many.
     """
     place = pick_device(device)
     data = noise(recipe) if on_noise else sources.load(recipe.data)
     rows = list(_rows(place, recipe, ways, precisions, fused))
-    before = _reference_states(recipe, place, data) if rows else {}
+    done, total = 0, 1 + sum(row.seeds * (1 + repeats) for row in rows)
+
+    def passed(row: _Row) -> None:
+        nonlocal done
+        done += row.seeds
+        on_step(row.label, done, total)
+
+    on_step(rows[0].label, 0, total)
+    before = _reference_states(recipe, place, data)
+    passed(replace(rows[0], seeds=1))
     measured = []
     for row in rows:
         on_row(f"{row.label}: measuring {repeats} round{'' if repeats == 1 else 's'} after a first one …")
-        found = _measured(row, recipe, place, data, repeats, before)
+        found = _measured(row, recipe, place, data, repeats, before, partial(passed, row))
         measured.append(found)
         on_row(f"{row.label}: {found['shown'][1]} samples/s, ready after {_said(found['seconds_to_start'])}")
     return {
@@ -139,7 +151,13 @@ def _reference_states(recipe: Recipe, place: torch.device, data: Dataset) -> dic
 
 
 def _measured(
-    row: _Row, recipe: Recipe, place: torch.device, data: Dataset, repeats: int, before: Mapping[str, Any]
+    row: _Row,
+    recipe: Recipe,
+    place: torch.device,
+    data: Dataset,
+    repeats: int,
+    before: Mapping[str, Any],
+    passed: Callable[[], None],
 ) -> dict[str, Any]:
     settings = _settings(recipe, place, data, row.precision, row.seeds)
     turns, round_ = first_turns(recipe, settings), Round(0, recipe.rounds)
@@ -150,8 +168,9 @@ def _measured(
     modes = recorded_modes(recipe)
     engine.evaluate(turns, modes)
     start = _since(started, place)
+    passed()
     seconds = {
-        "train": _median(lambda: engine.train(round_, turns), repeats, place),
+        "train": _median(lambda: engine.train(round_, turns), repeats, place, passed),
         "encode": _median(lambda: engine.encoded(raw, round_), repeats, place),
         "evaluate": _median(lambda: engine.evaluate(turns, modes), repeats, place),
         "aggregate": _median(_aggregation(settings, turns, outcomes, round_), repeats, place),
@@ -225,12 +244,13 @@ def _error(outcomes: Sequence[Outcome], before: Mapping[str, Any]) -> float:
     return math.sqrt(squares([outcome.state for outcome in outcomes], before["to"]) / moved)
 
 
-def _median(work: Callable[[], object], repeats: int, place: torch.device) -> float:
+def _median(work: Callable[[], object], repeats: int, place: torch.device, passed: Callable[[], None] = lambda: None) -> float:
     found = []
     for _ in range(repeats):
         started = time.perf_counter()
         work()
         found.append(_since(started, place))
+        passed()
     return statistics.median(found)
 
 

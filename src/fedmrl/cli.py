@@ -32,7 +32,7 @@ from fedmrl.federation.summary import shown_mode, shown_view
 from fedmrl.files import write_whole
 from fedmrl.methods import METHODS
 from fedmrl.models import CNNS
-from fedmrl.progress import watching
+from fedmrl.progress import Overall, watching, working
 from fedmrl.report.tables import COLUMNS, MEANING, amount, time_said
 from fedmrl.report.tensorboard import writing
 from fedmrl.reproduce.cells import Cell
@@ -107,11 +107,17 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run one method in one setting."""
-    named = load_named(recipe, settings or [])
-    chosen = _seeds(seeds, named.recipe.seed)
-    several = len(chosen) > 1
-    if several and resume and out_dir is None:
-        raise UserError("--resume needs to know which runs: name the folder that holds them with --out")
+    begun = _runs_of_seeds(Path(recipe))
+    if begun and not resume:
+        raise UserError(f"{recipe} holds a run of several seeds; go on with it by --resume, or name one of them, as {begun[0]}")
+    named = load_named(begun[0] if begun else recipe, settings or [])
+    default = ",".join(path.name.removeprefix("seed-") for path in begun) if begun else None
+    chosen = _seeds(seeds or default, named.recipe.seed)
+    several = len(chosen) > 1 or bool(begun)
+    if several and resume and out_dir is None and not begun:
+        raise UserError(
+            "--resume needs to know which runs: give the folder that holds them, as in 'fedmrl run FOLDER --resume'"
+        )
     folder = out_dir or _resumed(recipe, resume) or new_folder(f"{named.name}-{named.recipe.method.name}")
     outs = [folder / f"seed-{seed}" for seed in chosen] if several else [folder]
     if several and resume and not any((out / "config.toml").exists() for out in outs):
@@ -128,10 +134,8 @@ def run(
     except InterruptedRun as stopped:
         given = {"device": device, "engine": engine, "store": store}
         options = "".join(f" --{name} {value}" for name, value in given.items() if value != "auto")
-        again = f"fedmrl run {shlex.quote(str(folder))} --resume{options}"
-        if several:
-            again = f"the same command and --out {shlex.quote(str(folder))} --resume"
-        _end(f"{stopped}; go on with: {again}", 130)
+        options += f" --tensorboard {shlex.quote(str(tensorboard))}" if tensorboard else ""
+        _end(f"{stopped}; go on with: fedmrl run {shlex.quote(str(folder))} --resume{options}", 130)
     if not several:
         (one,) = done
         if isinstance(one, DivergedError):
@@ -148,6 +152,14 @@ def run(
             err.print(f"fedmrl: seed {seed}: {one}", soft_wrap=True, markup=False)
     if len(finished) < len(done):
         raise typer.Exit(3)
+
+
+def _runs_of_seeds(folder: Path) -> list[Path]:
+    """The runs in a folder that `--seeds` has made, in the order of their seeds."""
+    if not folder.is_dir() or (folder / "config.toml").exists():
+        return []
+    found = [path.parent for path in folder.glob("seed-*/config.toml") if path.parent.name[5:].isdecimal()]
+    return sorted(found, key=lambda path: int(path.name[5:]))
 
 
 def _both(first: OnRound, second: OnRound) -> OnRound:
@@ -253,9 +265,11 @@ def compare(
     folder = out_dir or new_folder(f"{named.name}-compare")
     width = max(len(r.method.title) for r in recipes.values())
 
+    overall = Overall(sum(r.rounds for r in recipes.values()))
+
     def runs_of(name: str) -> Any:
         label = recipes[name].method.title.ljust(width) + (f" {len(chosen)} seeds" if len(chosen) > 1 else "")
-        return watching(err, label, recipes[name].rounds)
+        return watching(err, label, recipes[name].rounds, overall)
 
     try:
         result = compare_methods(
@@ -507,10 +521,11 @@ def bench(
     named = load_named(recipe, settings or [])
     if out_file is not None and (out_file.is_dir() or not out_file.parent.is_dir()):
         raise UserError(f"--out: {out_file} cannot be written; name a file in a folder that there is")
-    result = measure(
-        named.recipe, named.name, device=device, ways=_listed(ways), precisions=_listed(precisions), fused=fused,
-        repeats=repeats, on_noise=noise, on_row=_notice,
-    )  # fmt: skip
+    with working(err) as on_step:
+        result = measure(
+            named.recipe, named.name, device=device, ways=_listed(ways), precisions=_listed(precisions), fused=fused,
+            repeats=repeats, on_noise=noise, on_row=_notice, on_step=on_step,
+        )  # fmt: skip
     table = _table(
         f"{named.name}, {result['method']}: {result['clients']} clients a round on {result['device']}", *BENCH_COLUMNS
     )

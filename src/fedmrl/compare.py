@@ -12,7 +12,7 @@ import torch
 from fedmrl.config import Recipe
 from fedmrl.data import sources
 from fedmrl.engines import check_engine
-from fedmrl.errors import UserError
+from fedmrl.errors import DivergedError, UserError
 from fedmrl.federation.folder import refuse_used
 from fedmrl.federation.loop import OnNotice, OnRound, run_seeds
 from fedmrl.federation.setup import prepare
@@ -87,16 +87,16 @@ def compare(
         own = [folders[name, seed] for seed in seeds]
         goes_on = resume and any((folder / "config.toml").exists() for folder in own)
         with watch(name) if watch else nullcontext() as on_round:
-            run_seeds(
+            done = run_seeds(
                 recipes[name], seeds, outs=own, resume=goes_on, device=device, engine=engine, store=store, data=data,
                 keep=False, on_round=on_round, on_notice=tell,  # states are large, and a comparison has no use for them
             )  # fmt: skip
-        for folder in own:
-            summary = json.loads((folder / "summary.json").read_text())
-            summaries[name].append(summary)
-            if summary["status"] == "finished":
-                records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-                curves[name].append(list(curve(records, "all", summary["view"], summary["mode"])))
+        for folder, one in zip(own, done, strict=True):
+            if isinstance(one, DivergedError):
+                summaries[name].append(json.loads((folder / "summary.json").read_text()))
+            else:
+                summaries[name].append(one.summary)
+                curves[name].append(list(curve(one.records, "all", one.summary["view"], one.summary["mode"])))
     titles = {name: recipe.method.title for name, recipe in recipes.items()}
     comparison = Comparison(summaries, curves, comparison_rows(titles, summaries), out)
     _write(comparison, recipes, title, seeds)

@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 
 from fedmrl.data.partition import PartitionTable
 from fedmrl.data.sources import DataTable
-from fedmrl.errors import UserError
+from fedmrl.errors import UserError, cause
 from fedmrl.methods import METHODS, Method
 from fedmrl.methods.fedmrl import FedMRL
 from fedmrl.models import CNN, CNNS, MLP
@@ -87,7 +87,7 @@ class Recipe(Table):
     """A run, whole: who has what, and what is done with it."""
 
     seed: Annotated[int, Field(ge=0)] = Field(0, description="everything random follows from it")
-    rounds: Annotated[int, Field(ge=1)] = Field(100, description="how many rounds are trained")
+    rounds: Annotated[int, Field(ge=1, le=10_000_000)] = Field(100, description="how many rounds are trained")
     clients: Annotated[int, Field(ge=1)] = Field(10, description="how many clients there are")
     participation: Annotated[float, Field(gt=0, le=1)] | Annotated[str, Field(min_length=1)] = Field(
         1.0, description="the share of clients in a round, or a JSON file that lists the clients of each round"
@@ -144,6 +144,8 @@ def load_recipe(recipe: str | Path, settings: Mapping[str, Any] | Iterable[str] 
 
 def load_named(recipe: str | Path, settings: Mapping[str, Any] | Iterable[str] = ()) -> NamedRecipe:
     """The same, with the recipe's name. A folder of a run stands for the recipe in it."""
+    if not isinstance(recipe, str | Path):
+        raise UserError(f"recipe is {recipe!r}; give the name of a recipe, a TOML file or a run's folder")
     path, name = _find(recipe)
     plain = _read(path)
     # The method's name comes first: setting it drops the fields of the method that the recipe named.
@@ -171,8 +173,12 @@ def _packaged() -> Path:
 
 
 def _find(recipe: str | Path) -> tuple[Path, str]:
-    path = Path(recipe).expanduser()
-    if path.is_dir():
+    try:
+        path = Path(recipe).expanduser()
+        folder = path.is_dir()
+    except (OSError, RuntimeError) as error:
+        raise UserError(f"recipe: {str(recipe)[:80]!r} cannot be the name of a file ({cause(error)})") from error
+    if folder:
         if not (path / "config.toml").is_file():
             raise UserError(f"{path} is a folder without a run's config.toml; name a recipe, a TOML file or a run's folder")
         return path / "config.toml", path.name
@@ -213,9 +219,12 @@ def _absolute(value: Any, folder: Path) -> Any:
 
 def _pairs(settings: Mapping[str, Any] | Iterable[str]) -> Iterator[tuple[str, Any]]:
     if isinstance(settings, Mapping):
-        yield from settings.items()
+        yield from ((str(key), value) for key, value in settings.items())
         return
-    for setting in settings:
+    listed = list(settings) if isinstance(settings, Iterable) and not isinstance(settings, str) else [None]
+    if not all(isinstance(one, str) for one in listed):
+        raise UserError(f"settings is {settings!r}; give keys with their values, as in {{'training.lr': 0.05}}")
+    for setting in map(str, listed):
         key, equals, text = setting.partition("=")
         if not equals or not key.strip():
             raise UserError(f"--set {setting}: expected key=value, as in --set training.lr=0.05")

@@ -25,3 +25,13 @@ class InterruptedRun(Exception):  # noqa: N818  (an interruption is not an error
         kept = ", which is kept" if folder else ""
         super().__init__(f"stopped after round {done} of {rounds}{kept}" if done else "stopped before a round was whole")
         self.folder = folder
+
+
+def cause(error: Exception) -> str:
+    """What somebody else's code raised, in a line.
+
+    >>> cause(ValueError("too long\\nand more")), cause(AssertionError())
+    ('ValueError: too long', 'AssertionError')
+    """
+    first = next((line for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {first.strip()}" if first else type(error).__name__

@@ -1,8 +1,9 @@
 """Live progress of a run: a bar with the time left and the accuracy on a terminal, a line now and then elsewhere."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 from rich.console import Console
@@ -13,33 +14,53 @@ from fedmrl.federation.loop import OnRound
 _EVERY = 10.0  # seconds between lines where there is no terminal
 
 
+class Overall:
+    """The time left of several runs, one after another, by how long a round has taken so far."""
+
+    def __init__(self, rounds: int) -> None:
+        self._begun, self._ahead, self._seen = time.monotonic(), rounds, 0
+
+    def begin(self, rounds: int) -> None:
+        """The next run."""
+        self._ahead -= rounds
+
+    def left(self, of_this: int) -> float:
+        """Seconds, after one more round, when this run has so many left."""
+        self._seen += 1
+        return (time.monotonic() - self._begun) / self._seen * (self._ahead + of_this)
+
+
 @contextmanager
-def watching(console: Console, label: str, rounds: int) -> Iterator[OnRound]:
-    """Inside, what it gives is called with each round's record."""
+def watching(console: Console, label: str, rounds: int, overall: Overall | None = None) -> Iterator[OnRound]:
+    """Inside, what it gives is called with each round's record; of one of several runs, the time left of all is told, too."""
+    if overall:
+        overall.begin(rounds)
     if not console.is_terminal:
-        yield _lines(console, label, rounds)
+        yield _lines(console, label, rounds, overall)
         return
     with Progress(
         TextColumn("[bold]{task.description}"),
-        BarColumn(bar_width=12),
+        BarColumn(bar_width=6 if overall else 12),
         MofNCompleteColumn(),
-        TimeElapsedColumn(),
+        *([] if overall else [TimeElapsedColumn()]),
         TextColumn("left"),
         TimeRemainingColumn(),
+        *([TextColumn("{task.fields[overall]}")] if overall else []),
         TextColumn("{task.fields[accuracy]}"),
         console=console,
         speed_estimate_period=3600,  # seconds: rounds may be long, and a time left is wanted after the first two
     ) as bar:
-        task = bar.add_task(label, total=rounds, accuracy="")
+        task = bar.add_task(label, total=rounds, accuracy="", overall="")
         describe = Description()
 
         def on_round(record: Mapping[str, Any]) -> None:
-            bar.update(task, completed=record["round"], accuracy=describe.short(record))
+            whole = f"(all {timedelta(seconds=round(overall.left(rounds - record['round'])))})" if overall else ""
+            bar.update(task, completed=record["round"], accuracy=describe.short(record), overall=whole)
 
         yield on_round
 
 
-def _lines(console: Console, label: str, rounds: int) -> OnRound:
+def _lines(console: Console, label: str, rounds: int, overall: Overall | None) -> OnRound:
     started = said = time.monotonic()
     first: int | None = None
     describe = Description()
@@ -48,12 +69,33 @@ def _lines(console: Console, label: str, rounds: int) -> OnRound:
         nonlocal said, first
         first = record["round"] - 1 if first is None else first
         now, done, said_of_it = time.monotonic(), record["round"], describe(record)
+        whole = f", {overall.left(rounds - done):.0f} s of all" if overall else ""
         if now - said >= _EVERY or done == rounds:
             said = now
             left = (now - started) / (done - first) * (rounds - done)
-            console.print(f"{label}: round {done}/{rounds}, {said_of_it}, {left:.0f} s left", soft_wrap=True)
+            console.print(f"{label}: round {done}/{rounds}, {said_of_it}, {left:.0f} s left{whole}", soft_wrap=True)
 
     return on_round
+
+
+@contextmanager
+def working(console: Console) -> Iterator[Callable[[str, int, int], None]]:
+    """Inside, what it gives is called with what is being done, and how much of how much is."""
+    columns = (TextColumn("[bold]{task.description}"), BarColumn(bar_width=12), TextColumn("left"), TimeRemainingColumn())
+    started = said = time.monotonic()
+    with Progress(*columns, console=console, disable=not console.is_terminal, speed_estimate_period=3600) as bar:
+        task = bar.add_task("", total=None)
+
+        def on_step(label: str, done: int, total: int) -> None:
+            nonlocal said
+            now = time.monotonic()
+            bar.update(task, description=label, completed=done, total=total)
+            if not console.is_terminal and done and now - said >= _EVERY:
+                said = now
+                left = (now - started) / done * (total - done)
+                console.print(f"{label}: {done / total:.0%} of it all, about {left:.0f} s left", soft_wrap=True)
+
+        yield on_step
 
 
 class Description:

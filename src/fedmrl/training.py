@@ -38,7 +38,9 @@ class Training(Table):
     clip: Annotated[float, Field(gt=0)] | None = Field(
         None, description="largest norm of the gradient of each part of a client (local, small, projector)"
     )
-    epochs: Annotated[int, Field(ge=1)] = Field(1, description="passes over the client's training data in a round")
+    epochs: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
+        1, description="passes over the client's training data in a round"
+    )
     batch_size: Annotated[int, Field(ge=1)] = Field(64, description="samples in a step")
     precision: Literal["fp32", "tf32", "bf16", "fp64"] = Field(
         "fp32", description="what products are computed in; with tf32 and bf16 the rest stays in 32 bits"

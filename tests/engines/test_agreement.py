@@ -3,7 +3,9 @@
 import pytest
 import torch
 from tiny import tiny_recipe
+from torch import nn
 
+from fedmrl import OwnModel
 from fedmrl.federation.loop import Federation
 from fedmrl.federation.setup import prepare, schedule
 
@@ -77,3 +79,32 @@ def test_three_rounds_agree_in_single_precision(case):
 @pytest.mark.parametrize("case", [case for case in METHODS if not case.startswith(SAME_DIMENSION)])
 def test_three_rounds_agree_with_representations_of_different_dimensions(case):
     assert_agree(case, "fp64", 1e-9, {**DIMENSIONS, **WITH_ALL})
+
+
+class Steep(nn.Module):
+    """Its gradients are finite in 32 bits, and their squares are not."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.last = nn.Linear(256, 6), nn.Linear(6, 4)
+
+    def forward(self, x):
+        return self.last(self.body(x.flatten(1)) * 1e21)
+
+
+def test_a_gradient_whose_squares_overflow_is_clipped_to_the_same_length_by_both():
+    settings = {"training__precision": "fp32", "training__clip": 0.5, "training__momentum": 0.0, "training__epochs": 1}
+    recipe = tiny_recipe("standalone", rounds=1, participation=1.0, training__batch_size=100, **settings)
+    models = [OwnModel("steep", Steep, "last")] * recipe.clients
+    setting = prepare(recipe, torch.device("cpu"), models)
+    before = setting.fresh_net(0).state_dict()
+    after = {}
+    for engine in ("reference", "batched"):
+        federation = Federation(recipe, setting, schedule(recipe), engine, None)
+        assert not getattr(federation.engine, "loners", ())
+        federation.run(lambda _: None)
+        after[engine] = federation.now.states[0]
+        moved = sum((after[engine][name] - before[name]).double().square().sum() for name in before)
+        assert moved.sqrt().item() == pytest.approx(0.5 * recipe.training.lr, rel=1e-3)
+    for name, tensor in after["reference"].items():
+        assert torch.allclose(after["batched"][name], tensor, rtol=1e-5, atol=1e-7), name

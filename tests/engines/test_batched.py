@@ -20,6 +20,7 @@ from fedmrl.messages import copy
 from fedmrl.methods import METHODS, Round
 
 CPU = torch.device("cpu")
+SLOWER = "is run one client at a time, which is slower and gives the same numbers"
 
 
 class TestBatchedEngine(EngineContract):
@@ -96,8 +97,8 @@ def test_models_of_other_structures_are_grouped_and_what_cannot_be_stacked_is_na
     assert [[spec.label for spec in family.specs] for family in found] == [["tanh"], ["relu"]]  # same names, other function
     engine = BatchedEngine(setting)
     assert sorted(engine.notices, reverse=True) == [
-        "norm is run one client at a time: local.extractor.2 (BatchNorm1d) normalises over the batch",
-        "drop is run one client at a time: local.extractor.3 (Dropout) draws random numbers",
+        f"norm {SLOWER}: its layer 2 (BatchNorm1d) normalises over the batch",
+        f"drop {SLOWER}: its layer 3 (Dropout) draws random numbers",
     ]
     assert len(loners) == 2
 
@@ -284,8 +285,8 @@ class Masked(nn.Module):
 @pytest.mark.parametrize(
     ("build", "cut", "reason"),
     [
-        (tied, "5", "local.extractor.3 shares its tensors with another layer"),
-        (used_twice, "5", "local.extractor.4 shares its tensors with another layer"),
+        (tied, "5", "its layer 3 shares its tensors with another layer"),
+        (used_twice, "5", "its layer 4 shares its tensors with another layer"),
         (shared_relu, "6", None),
         (Masked, "last", None),
     ],

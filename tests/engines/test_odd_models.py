@@ -120,7 +120,7 @@ def test_engines_agree(builds, last):
 
 def test_what_changes_a_buffer_runs_one_by_one_and_the_buffer_is_named():
     setting = prepare(tiny_recipe("standalone"), CPU, [OwnModel("counting", Counting, "last")] * 4)
-    assert [loner.reason for loner in families(setting)[1]] == ["local.extractor.seen changes as it trains"]
+    assert [loner.reason for loner in families(setting)[1]] == ["its seen changes as it trains"]
 
 
 def test_a_client_depends_on_no_sample_but_its_own(tmp_path):
@@ -163,7 +163,7 @@ def test_a_model_that_cannot_be_trained_is_refused_before_anything_is_written(tm
             return (h, h) if self.training else h
 
     models = [OwnModel("auxiliary", Auxiliary, "last")] * 4
-    with pytest.raises(UserError, match="auxiliary cannot be trained: TypeError"):
+    with pytest.raises(UserError, match=r"client 0's model \(auxiliary\) cannot be trained \(TypeError: "):
         fedmrl.run(tiny_recipe("standalone"), models=models, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -343,3 +343,74 @@ def test_layers_that_normalise_over_the_batch_need_two_samples_where_they_train(
             prepare(recipe, CPU, models)
     else:
         prepare(recipe, CPU, models)
+
+
+class Sorting(Body):
+    """It looks at what its numbers are, which cannot be done for many clients at once."""
+
+    def between(self, h):
+        return h if float(h.detach().max()) > 0 else -h
+
+
+class Nested(Body):
+    def __init__(self):
+        super().__init__()
+        self.inner = Sorting()
+        self.inner.forward = self.inner.between
+
+    def between(self, h):
+        return self.inner(h)
+
+
+@pytest.mark.parametrize(("kind", "who"), [(Sorting, "its own code (Sorting)"), (Nested, "its layer inner (Sorting)")])
+def test_a_model_that_is_run_alone_is_told_by_the_layer_and_not_by_what_torch_says(kind, who):
+    lines, recipe = [], tiny_recipe("standalone", rounds=1)
+    fedmrl.run(recipe, models=[OwnModel("odd", kind, "last")] * recipe.clients, engine="batched", on_notice=lines.append)
+    slower = "odd is run one client at a time, which is slower and gives the same numbers"
+    assert lines[0] == f"{slower}: {who} cannot be called for many clients at once"
+
+
+class Compiled(Body):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.jit.trace(nn.Linear(6, 6), torch.zeros(2, 6))
+
+    def between(self, h):
+        return self.inner(h)
+
+
+class NotOne(Body):
+    def between(self, h):
+        if len(h) == 1:
+            raise RuntimeError("one is too few\nand more")
+        return h
+
+
+class Picky(Body):
+    def between(self, h):
+        if len(h) > 2:
+            raise RuntimeError("more than two\nand more")
+        return h
+
+
+def cannot_be_made():
+    raise RuntimeError("no such weights\nand more")
+
+
+@pytest.mark.parametrize("engine", ["reference", "batched"])
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (Compiled, "model 'odd': Compiled cannot be split: its layer 'inner' is compiled by torch.jit"),
+        (NotOne, r"model \(odd\) cannot be trained on a single sample.*choose another \(RuntimeError: one is too few\)$"),
+        (Picky, r"client \d, in round 1: odd fails as it trains: RuntimeError: more than two; mend the model$"),
+        (cannot_be_made, r"model 'odd' cannot be made \(RuntimeError: no such weights\)$"),
+        (lambda: 3, "model 'odd': make returns a int; it must return an nn.Module"),
+    ],
+    ids=["compiled", "not-one", "picky", "unmade", "no-module"],
+)
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_model_that_fails_is_told_in_a_sentence_with_the_first_line_of_the_cause(make, says, engine):
+    recipe = tiny_recipe("standalone", rounds=1, training__batch_size=7)
+    with pytest.raises(UserError, match=says):
+        fedmrl.run(recipe, models=[OwnModel("odd", make, "last")] * recipe.clients, engine=engine)

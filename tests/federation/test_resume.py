@@ -6,6 +6,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import torch
+from damage import damaged
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -155,6 +156,39 @@ def test_a_damaged_checkpoint_is_refused_in_a_sentence(tmp_path, harm):
         path.write_bytes(path.read_bytes()[:40])
     with pytest.raises(UserError, match="has lost rounds" if harm == "log" else "is damaged"):
         fedmrl.run(recipe, out=tmp_path / "run", resume=True)
+
+
+def harmed(plain, every):
+    """Every n-th way to damage it."""
+    return list(damaged(plain, ("other", -7, [])))[::every]
+
+
+def test_a_damaged_summary_is_told_and_made_anew(tmp_path):
+    recipe, out, told = tiny_recipe("standalone", rounds=1), tmp_path / "run", []
+    first = fedmrl.run(recipe, out=out)
+    for harm, changed in harmed(first.summary, 12):
+        (out / "summary.json").write_text(json.dumps(changed))
+        again = fedmrl.run(recipe, out=out, resume=True, on_notice=told.append)
+        assert again.summary["inference"] == first.summary["inference"], harm
+        assert json.loads((out / "summary.json").read_text())["status"] == "finished", harm
+    assert any("summary.json is damaged; it is made anew" in line for line in told)
+
+
+@pytest.mark.parametrize("name", ["rounds.jsonl", "checkpoint/state.json", "inputs.json"])
+def test_a_run_that_was_stopped_goes_on_or_says_in_a_sentence_what_is_damaged(tmp_path, name):
+    recipe, out = tiny_recipe("standalone", rounds=2), tmp_path / "run"
+    with pytest.raises(InterruptedRun):
+        fedmrl.run(recipe, out=out, on_round=stop_after(1))
+    path, kept = out / name, {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
+    for harm, changed in harmed(json.loads(path.read_text()), 4):
+        path.write_text(json.dumps(changed) + "\n")
+        try:
+            assert fedmrl.run(recipe, out=out, resume=True).summary["status"] == "finished"
+        except UserError as refusal:
+            assert len(str(refusal).splitlines()) == 1, harm
+        (out / "summary.json").unlink(missing_ok=True)
+        for file, content in kept.items():
+            file.write_bytes(content)
 
 
 def test_the_checkpoint_holds_the_newest_files_only(tmp_path):

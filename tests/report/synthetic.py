@@ -42,17 +42,22 @@ def cell(setting="cifar10-n100", variant="fedmrl", seed=0, *, fair=0.8, paper=0.
         "setting": setting, "variant": variant, "method": method, "title": METHODS[method].title, "seed": seed,
         "command": "fedmrl reproduce", "hash": hash_for(setting, variant), "status": "finished",
         "device": "none", "engine": "none",
-        "recipe": {"clients": clients, "participation": SHARES[federation], "data": {"name": dataset}, "method": table},
+        "recipe": {
+            "clients": clients, "rounds": 2, "participation": SHARES[federation], "data": {"name": dataset}, "method": table,
+            "training": {"epochs": 1},
+        },
         "versions": {}, "together": 1, "wall_seconds": 1.0, "view": view, "mode": mode,
         "accuracy": {"all": accuracy(fair), "participants": accuracy(paper)},
         "inference": {view: dict.fromkeys(MODES if method == "fedmrl" else [mode], fair)},
         "targets": [],
         "curves": {"all": curve([1, 2], [fair / 2, fair]), "participants": curve([1, 2], [paper / 2, paper])},
         "clients": Clients(
-            model=["CNN-1"] * clients, classes=[[0, 1]] * clients, train_samples=[100] * clients, accuracy=[fair] * clients
+            model=["CNN-1"] * clients, classes=[[0, 1]] * clients, train_samples=[100] * clients,
+            test_samples=[25] * clients, accuracy=[fair] * clients,
         ),
     }  # fmt: skip
-    return Cell(**known | fields)
+    curves = {"curves": known["curves"] | fields.pop("curves", {})}
+    return Cell(**known | fields | curves)
 
 
 def diverged(setting="cifar10-n100", variant="fd", seed=0, at=12) -> Cell:
@@ -129,6 +134,7 @@ def grown(setting, variant, seed, final, chance, rounds, scale) -> Cell:
                 model=["CNN-1"] * number,
                 classes=[sorted(map(int, clients.choice(10, 2, replace=False))) for _ in range(number)],
                 train_samples=[int(n) for n in clients.integers(300, 500, number)],
+                test_samples=[100] * number,
                 accuracy=[float(np.clip(everyone[-1] + a, 0, 1)) for a in ability],
             ),
         }

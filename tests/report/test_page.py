@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from damage import damaged
 from tiny import tiny_recipe
 
 import fedmrl
@@ -319,7 +320,7 @@ def unlink(name):
         (broken("summary.json", "[]"), "is not a summary"),
         (broken("summary.json", '{"status": "finished"}'), r"summary.json is damaged \(method: Field required\)"),
         (broken("config.toml", "= 3"), "config.toml is damaged"),
-        (broken("rounds.jsonl", '{"round": 1}\n'), r"rounds.jsonl is damaged \(0.accuracy"),
+        (broken("rounds.jsonl", '{"round": 1}\n'), r"rounds.jsonl is damaged \(accuracy"),
         (broken("rounds.jsonl", ""), "lacks the accuracy of"),
         (broken("rounds.jsonl", '{"round": 1, "accuracy": {"all": {}}}\n'), "lacks the accuracy of 'aggregated'"),
         (unlink("split.json"), "split.json cannot be read"),
@@ -333,6 +334,18 @@ def test_what_cannot_be_shown_is_said_in_a_sentence_and_nothing_is_written(runs,
     with pytest.raises(UserError, match=says):
         write_page([runs / "fedmrl-seed-0"])
     assert not list(runs.rglob("*report.html*"))
+
+
+@pytest.mark.parametrize("name", ["summary.json", "rounds.jsonl"])
+def test_a_field_that_is_missing_or_of_another_type_is_refused_in_a_sentence_or_the_page_is_made(runs, name):
+    path = runs / "fedmrl-seed-0" / name
+    lines = [json.loads(line) for line in (path.read_text().splitlines() if name == "rounds.jsonl" else [path.read_text()])]
+    for harm, changed in damaged(lines, ("other", [])):
+        path.write_text("".join(json.dumps(line) + "\n" for line in changed))
+        try:
+            page_data(make_series(find_runs([runs])[0]))
+        except UserError as refusal:
+            assert len(str(refusal).splitlines()) == 1, harm
 
 
 def test_seeds_with_unlike_rounds_are_refused(runs):

@@ -122,7 +122,11 @@ def test_what_is_left_out_of_the_curves_is_said():
 def of_clients(*accuracies, classes=(0, 1)):
     number = len(accuracies)
     return Clients(
-        model=["CNN-1"] * number, classes=[list(classes)] * number, train_samples=[9] * number, accuracy=list(accuracies)
+        model=["CNN-1"] * number,
+        classes=[list(classes)] * number,
+        train_samples=[9] * number,
+        test_samples=[9] * number,
+        accuracy=list(accuracies),
     )
 
 

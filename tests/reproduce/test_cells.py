@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from damage import damaged
 from tiny import tiny_recipe
 
 import fedmrl
@@ -93,3 +94,31 @@ def test_a_file_that_is_no_cell_is_refused_in_a_sentence(content, tmp_path):
     path.write_text(content)
     with pytest.raises(UserError, match=r"b-seed-0\.json is not a cell of a reproduction"):
         read_cells(tmp_path)
+
+
+def test_a_cell_with_a_field_that_is_missing_or_of_another_type_is_refused_in_a_sentence_or_can_be_shown(cell, tmp_path):
+    path = write_cell(tmp_path, cell)
+    for harm, changed in damaged(json.loads(path.read_text()), ("other", -7, None)):
+        path.write_text(json.dumps(changed))
+        try:
+            read = read_cell(path)
+        except UserError as refusal:
+            assert len(str(refusal).splitlines()) == 1, harm
+            continue
+        assert read.clients and read.dataset and None not in (read.measured("fair"), read.measured("paper")), harm
+        assert read.curves["all"].own and read.curves["participants"].own, harm
+
+
+def test_a_cell_under_anothers_name_is_refused(cell, tmp_path):
+    path = write_cell(tmp_path, cell)
+    path.rename(path.with_name("fedmrl-seed-1.json"))
+    with pytest.raises(UserError, match="it is of tiny-n4/fedmrl, seed 0"):
+        read_cells(tmp_path)
+
+
+@pytest.mark.parametrize("at", [None, {}, {"client": 1, "round": 2}, {"client": 1, "round": "2", "reason": "why"}])
+def test_a_cell_that_diverged_says_where(at, tmp_path):
+    path = write_cell(tmp_path, cell_of("tiny-n4", "fedmrl", tiny_recipe("fedmrl"), DivergedError(3, 6, "loss"), FACTS))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "diverged": at}))
+    with pytest.raises(UserError, match="diverged"):
+        read_cell(path)

@@ -159,7 +159,8 @@ def test_a_stop_before_the_time_is_up_is_one(tmp_path):
 @pytest.mark.parametrize(("code", "said"), [(1, "failed (out of memory)"), (0, "0.0%")])
 def test_of_runs_side_by_side_a_failure_is_told_and_the_others_go_on(tmp_path, monkeypatch, code, said):
     done = measure(one(), tmp_path)[0]
-    write_cell(tmp_path, done.model_copy(update={"accuracy": {"all": {done.view: {done.mode: {"last": 0.0}}}}}))
+    lost = {done.view: {done.mode: {"last": 0.0, "best": 0.0, "best_round": 1}}}
+    write_cell(tmp_path, done.model_copy(update={"accuracy": {**done.accuracy, "all": lost}}))
     monkeypatch.setattr(module, "side_by_side", lambda *_: (Ended(name, code, "out of memory") for name in ["tiny-n4/fedmrl"]))
     ends = measure_all([one()], tmp_path, jobs=2, quick=False, device="cpu", engine="auto")
     assert [ended.said for ended in ends] == [said]

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from fedmrl.data import ClientSplit, Dataset
-from fedmrl.errors import UserError
+from fedmrl.errors import UserError, cause
 from fedmrl.messages import Tensors
 from fedmrl.methods import ClientNet, Method, Round, Task
-from fedmrl.models import ModelSpec, SharedSpec
+from fedmrl.models import ModelSpec, OwnModel, SharedSpec
 from fedmrl.randomness import generator, host_seeded
 from fedmrl.training import Training
 
@@ -38,6 +38,18 @@ def numerics(precision: str, device: torch.device) -> Iterator[None]:
     finally:
         torch.set_float32_matmul_precision(before[0])
         torch.backends.cudnn.allow_tf32 = before[1]
+
+
+@contextmanager
+def failures_told(models: Sequence[ModelSpec], where: str, does: str) -> Iterator[None]:
+    """Inside, what a user's own module raises becomes a sentence that names it."""
+    try:
+        yield
+    except Exception as error:
+        own = dict.fromkeys(model.label for model in models if isinstance(model, OwnModel))
+        if isinstance(error, UserError) or not own:
+            raise
+        raise UserError(f"{where}: {', '.join(own)} fails as it {does}: {cause(error)}; mend the model") from error
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedmrl.data.plan import Plan, Samples, plan
-from fedmrl.engines.base import Engine, Outcome, Right, Setting, Turn
+from fedmrl.engines.base import Engine, Outcome, Right, Setting, Turn, failures_told
 from fedmrl.engines.families import families
 from fedmrl.engines.program import Judge, Schedule, Trainer
 from fedmrl.engines.reference import EVALUATION_BATCH, ReferenceEngine
@@ -57,7 +57,8 @@ class BatchedEngine(Engine):
     @property
     def notices(self) -> list[str]:
         """A line for each kind of model that runs one by one."""
-        lines = (f"{loner.spec.label} is run one client at a time: {loner.reason}" for loner in self.loners)
+        slower = "is run one client at a time, which is slower and gives the same numbers"
+        lines = (f"{loner.spec.label} {slower}: {loner.reason}" for loner in self.loners)
         return list(dict.fromkeys(lines))
 
     def foresee(self, rounds: Sequence[Sequence[Sequence[int]]]) -> None:
@@ -77,7 +78,9 @@ class BatchedEngine(Engine):
             self._way = self._worth(round_, turns)
         outcomes: dict[tuple[int, int], Outcome] = {}
         for slots, together in self._stacks(turns, grow=True):
-            for turn, outcome in zip(together, self._train_stack(slots, round_, together), strict=True):
+            with failures_told([self._spec(turn) for turn in together], f"round {round_.index + 1}", "trains"):
+                found = self._train_stack(slots, round_, together)
+            for turn, outcome in zip(together, found, strict=True):
                 outcomes[turn.run, turn.client] = outcome
         self._look_ahead(replace(round_, index=round_.index + 1), then)
         if self._alone and (alone := self._loners_of(turns)):

@@ -8,6 +8,7 @@ float64, stacked and padded, must give what each client's own net gives by itsel
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -51,8 +52,10 @@ def families(setting: Setting) -> tuple[list[Family], list[Loner]]:
             first, reason = left[0], "in a stack it does not compute what it computes alone"
             try:
                 fitting = trial.fitting(left)
-            except Exception as error:  # whatever a user's module raises when it is called for many clients at once
-                fitting, reason = [], next(iter(str(error).splitlines()), type(error).__name__)
+            except _ChangesError as error:
+                fitting, reason = [], str(error)
+            except Exception:  # whatever a user's module raises when it is called for many clients at once
+                fitting, reason = [], f"{trial.at} cannot be called for many clients at once"
             if fitting:
                 found.append(trial.family(fitting))
             else:
@@ -64,7 +67,7 @@ def families(setting: Setting) -> tuple[list[Family], list[Loner]]:
 
 def _layer_at_fault(net: nn.Module) -> str | None:
     for name, module in net.named_modules():
-        said = f"{name} ({type(module).__name__})"
+        said = _layer(name, module)
         if isinstance(module, _BatchNorm):
             return f"{said} normalises over the batch"
         if (isinstance(module, _DropoutNd) and module.p > 0) or isinstance(module, nn.RReLU):
@@ -72,8 +75,22 @@ def _layer_at_fault(net: nn.Module) -> str | None:
         if isinstance(module, nn.RNNBase):
             return f"{said} cannot be called for many clients at once"
     if shared := [name for name in net.state_dict() if name not in all_tensors(net)]:
-        return f"{shared[0].rpartition('.')[0]} shares its tensors with another layer"
+        return f"its layer {_named(shared[0].rpartition('.')[0])} shares its tensors with another layer"
     return None
+
+
+def _layer(name: str, module: nn.Module) -> str:
+    known = _named(name)
+    return f"its layer {known} ({type(module).__name__})" if known else f"its own code ({type(module).__name__})"
+
+
+def _named(name: str) -> str:
+    """As the model's author knows it: what stands before it is where a client keeps it."""
+    return name.removeprefix("local").removeprefix(".").removeprefix("extractor").removeprefix(".")
+
+
+class _ChangesError(Exception):
+    """A buffer changes where it must not."""
 
 
 class _Trial:
@@ -100,6 +117,8 @@ class _Trial:
         """Of what a loss adds up, by kind."""
         self._saved: dict[ModelSpec, int] = {}
         """How many numbers the backward pass of one sample needs, at most."""
+        self._inside: list[tuple[str, nn.Module]] = []
+        """The layers that are being called, one within another."""
 
     def _net(self, spec: ModelSpec) -> ClientNet:
         net = self.setting.fresh_net(self.client_of[spec])
@@ -139,6 +158,10 @@ class _Trial:
     def _agreeing(self, specs: Sequence[ModelSpec]) -> list[ModelSpec]:
         """Those that compute in a stack, through the first one's net, what they compute alone."""
         net, K, method = self._called(specs[0]), len(specs), self.setting.method
+        self._inside = []
+        for name, module in net.named_modules():
+            module.register_forward_pre_hook(partial(self._enter, name))
+            module.register_forward_hook(self._leave)
         stack = self._stack(specs)
         x = self.x.expand(K, *self.x.shape)
         agree = dict.fromkeys(specs, True)
@@ -162,6 +185,17 @@ class _Trial:
                     for k, spec in enumerate(specs):
                         agree[spec] &= _same({mode: scores_KBC[k]}, {mode: self._predicted(spec, mode)})
         return [spec for spec in specs if agree[spec]]
+
+    def _enter(self, name: str, module: nn.Module, _: Any) -> None:
+        self._inside.append((name, module))
+
+    def _leave(self, *_: Any) -> None:
+        self._inside.pop()
+
+    @property
+    def at(self) -> str:
+        """Where a call ended that came to no end."""
+        return _layer(*self._inside[-1]) if self._inside else "it"
 
     @contextmanager
     def _shifted(self, specs: Sequence[ModelSpec], shift: float) -> Iterator[None]:
@@ -256,7 +290,7 @@ def _unchanged(net: nn.Module, does: str) -> Iterator[None]:
     yield
     for name, buffer in net.named_buffers():
         if not torch.equal(buffer, before[name]):
-            raise ValueError(f"{name} changes as it {does}")
+            raise _ChangesError(f"its {_named(name)} changes as it {does}")
 
 
 def _same(together: Mapping[str, Tensor], alone: Mapping[str, Tensor]) -> bool:

@@ -183,8 +183,11 @@ class Trainer:
         scale_K = None
         if self.phase.clip is not None and of_each:
             squares = [gradient.double().square().reshape(len(gradient), -1).sum(dim=1) for gradient in of_each.values()]
-            norm_K = torch.stack(squares).sum(dim=0).sqrt().to(state["clip"].dtype)
-            scale_K = (state["clip"] / (norm_K + 1e-6)).clamp(max=1.0)  # as torch's clip_grad_norm_ has it
+            wide_K = torch.stack(squares).sum(dim=0).sqrt()
+            norm_K = wide_K.to(state["clip"].dtype)
+            # As torch's clip_grad_norm_ has it; a norm that is too large for 32 bits is divided by in 64.
+            scale_K = torch.where(norm_K.isinf(), (state["clip"] / wide_K).to(norm_K.dtype), state["clip"] / (norm_K + 1e-6))
+            scale_K = scale_K.clamp(max=1.0)
         for stretch, gradient in of_each.items():
             value = stretch.of(state["learned"])
             change = gradient.to(value.dtype)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmrl.data.plan import Samples, plan
-from fedmrl.engines.base import Engine, Outcome, Right, Setting, Turn, numerics
+from fedmrl.engines.base import Engine, Outcome, Right, Setting, Turn, failures_told, numerics
 from fedmrl.messages import copy
 from fedmrl.methods import Batch, ClientNet, Round
 from fedmrl.models import ModelSpec, OwnModel, Split
@@ -45,17 +45,21 @@ class ReferenceEngine(Engine):
 
     def trained(self, round_: Round, turns: Sequence[Turn], then: Sequence[Turn] = ()) -> list[Outcome]:
         """See `Engine.trained`."""
-        return self._each(turns, lambda turn: self._train_one(round_, turn))
+        return self._each(turns, lambda turn: self._train_one(round_, turn), f"in round {round_.index + 1}", "trains")
 
     def _evaluate(self, turns: Sequence[Turn], modes: Sequence[str]) -> list[Right]:
         """See `Engine.evaluate`."""
-        return self._each(turns, lambda turn: self._evaluate_one(turn, modes))
+        return self._each(turns, lambda turn: self._evaluate_one(turn, modes), "with its test samples", "predicts")
 
-    def _each(self, turns: Sequence[Turn], work: Callable[[Turn], Result]) -> list[Result]:
+    def _each(self, turns: Sequence[Turn], work: Callable[[Turn], Result], when: str, does: str) -> list[Result]:
         """The work for each turn, in order or side by side: no turn knows of another."""
 
         def in_precision(turn: Turn) -> Result:
-            with numerics(self.setting.training.precision, self.setting.device):
+            models = [self.settings[turn.run].models[turn.client]]
+            with (
+                failures_told(models, f"client {turn.client}, {when}", does),
+                numerics(self.setting.training.precision, self.setting.device),
+            ):
                 return work(turn)
 
         beside = min(self._threads, len(turns))
@@ -216,8 +220,17 @@ def _optimiser(net: ClientNet, phase: Phase) -> torch.optim.SGD:
 def _step(net: ClientNet, optimiser: torch.optim.SGD, phase: Phase) -> None:
     if phase.clip is not None:
         for part in phase.lr:
-            nn.utils.clip_grad_norm_(net.get_submodule(part).parameters(), phase.clip)
+            _clip(net.get_submodule(part), phase.clip)
     optimiser.step()
     for name, (low, high) in phase.bounds.items():
         with torch.no_grad():
             net.get_parameter(name).clamp_(low, high)
+
+
+def _clip(part: nn.Module, clip: float) -> None:
+    """As torch's clip_grad_norm_ has it, which would make zero of a gradient whose squares are too large for 32 bits."""
+    gradients = [p.grad for p in part.parameters() if p.grad is not None]
+    norm = nn.utils.get_total_norm(gradients)
+    if not torch.isfinite(norm):
+        norm = nn.utils.get_total_norm([gradient.double() for gradient in gradients])
+    nn.utils.clip_grads_with_norm_(part.parameters(), clip, norm)

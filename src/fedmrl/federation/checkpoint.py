@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import NonNegativeInt, ValidationError
 from safetensors.torch import load_file
 
 from fedmrl.errors import UserError
 from fedmrl.federation.store import Kept, Store, file_name, write_state
+from fedmrl.federation.written import Part, first_problem
 from fedmrl.files import write_whole
 from fedmrl.messages import Tensors
 
@@ -34,6 +36,19 @@ class Snapshot:
     """What it has taken until here, however often it was stopped."""
     engines: tuple[str, ...] = ()
     """What its rounds were made by and on, each once: a run may go on elsewhere than it began."""
+    devices: tuple[str, ...] = ()
+
+
+class _Index(Part):
+    """`state.json`."""
+
+    rounds: NonNegativeInt
+    server: str
+    clients: dict[NonNegativeInt, str]
+    last_round: dict[int, int]
+    times: dict[int, NonNegativeInt]
+    seconds: float = 0
+    engines: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
 
 
@@ -94,22 +109,26 @@ class Checkpoint:
         if not path.exists():
             return None
         try:
-            state = json.loads(path.read_text())
-            states = {int(client): store.restore(self.folder / name) for client, name in state["clients"].items()}
+            state = _Index.model_validate_json(path.read_bytes())
+            states = {client: store.restore(self.folder / name) for client, name in state.clients.items()}
             snapshot = Snapshot(
-                int(state["rounds"]),
-                {n: t.clone() for n, t in load_file(self.folder / state["server"], device=str(store.device)).items()},
+                state.rounds,
+                {n: t.clone() for n, t in load_file(self.folder / state.server, device=str(store.device)).items()},
                 states,
-                {int(client): int(r) for client, r in state["last_round"].items()},
-                {int(client): int(n) for client, n in state["times"].items()},
-                seconds=float(state.get("seconds", 0)),
-                engines=tuple(state.get("engines", ())),
-                devices=tuple(state.get("devices", ())),
+                state.last_round,
+                state.times,
+                seconds=state.seconds,
+                engines=state.engines,
+                devices=state.devices,
             )
+        except ValidationError as error:
+            raise UserError(
+                f"{path} is damaged ({first_problem(error)}); the run cannot go on from it, start it anew in another folder"
+            ) from error
         except Exception as error:
             raise UserError(
                 f"{self.folder} is damaged ({type(error).__name__}: {error}); the run cannot go on from it, start it anew in "
                 "another folder"
             ) from error
-        self._written = {client: (tensors, state["clients"][str(client)]) for client, tensors in states.items()}
+        self._written = {client: (tensors, state.clients[client]) for client, tensors in states.items()}
         return snapshot

@@ -7,7 +7,7 @@ import json
 import os
 import time
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from fedmrl.data.partition import split_json
 from fedmrl.errors import UserError
 from fedmrl.federation.checkpoint import Checkpoint, Snapshot
 from fedmrl.federation.store import Store
+from fedmrl.federation.summary import all_evaluated, recorded_modes, views
+from fedmrl.federation.written import Summary, WholeRecord, checked, parsed, read_text
 from fedmrl.files import write_whole
 
 try:
@@ -31,8 +33,8 @@ _OVERHEAD = 0.02  # of the time, that checkpoints may take
 class RunFolder:
     """Where a run is written. Made by `create` or `reopen`, which refuse what would harm another run."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, recipe: Recipe) -> None:
+        self.path, self.recipe = path, recipe
         self._held = _held(path)
         self.beside = 0
         """Runs that are made together with this one, and write checkpoints in the same time."""
@@ -55,7 +57,7 @@ class RunFolder:
             (path / "rounds.jsonl").touch()
         except OSError as error:
             raise UserError(f"{path} cannot be written ({error.strerror}); name another folder with --out") from error
-        folder = cls(path)
+        folder = cls(path, recipe)
         write_whole(path / "split.json", split_json(splits))
         if found := inputs(recipe):
             write_whole(path / "inputs.json", json.dumps(found))
@@ -77,7 +79,7 @@ class RunFolder:
             raise UserError(f"{path} holds no run to resume; leave out --resume to start one there")
         try:
             before = flat(tomllib.loads(config.read_text(encoding="utf-8")))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{config} is damaged ({error}); the run cannot go on, start it anew elsewhere") from error
         now = flat(tomllib.loads(recipe.to_toml()))
         changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
@@ -85,37 +87,55 @@ class RunFolder:
             said = "; ".join(f"{key} was {_said(before, key)}, is now {_said(now, key)}" for key in changed)
             raise UserError(f"{path} was started with another recipe: {said}; use the same, or another --out")
         split = path / "split.json"
-        if not split.is_file() or split.read_text() != split_json(splits):
+        if not split.is_file() or split.read_bytes() != split_json(splits).encode():
             raise UserError(f"{split} differs from the split that this recipe gives today: the data has changed since")
         for key, before_it in read_inputs(path).items():
             if inputs(recipe).get(key) != before_it:
                 raise UserError(
                     f"the file that {key} names has changed since {path} was started; use the same, or another --out"
                 )
-        return cls(path)
+        return cls(path, recipe)
 
-    def finished(self) -> dict[str, Any] | None:
-        """The summary of a run that came to its end, if it did."""
+    def finished(self, tell: Callable[[str], None]) -> dict[str, Any] | None:
+        """The summary of a run that came to its end, if it did. One that is damaged is made anew, which is told."""
         path = self.path / "summary.json"
-        try:
-            summary = json.loads(path.read_text()) if path.is_file() else {}
-        except json.JSONDecodeError:  # damaged: the run's last rounds make it anew
+        if not path.is_file():
             return None
-        return summary if isinstance(summary, dict) and summary.get("status") == "finished" else None
+        try:
+            plain = parsed(path, read_text(path))
+            if not isinstance(plain, dict) or plain.get("status") != "diverged":
+                self._check_summary(checked(path, Summary, plain))
+                return dict(plain)
+        except UserError:
+            tell(f"{path} is damaged; it is made anew, from the last checkpoint if there is one")
+        return None
+
+    def _check_summary(self, summary: Summary) -> None:
+        recipe, path = self.recipe, self.path / "summary.json"
+        if (summary.method, summary.seed, summary.rounds) != (recipe.method.name, recipe.seed, recipe.rounds):
+            raise UserError(f"{path} is of another run")
+        for view in views(recipe):
+            recorded = [summary.accuracy[whose].get(view, {}).keys() for whose in ("all", "participants")]
+            at_the_end = summary.inference.get(view, {}).keys()
+            if any(set(recorded_modes(recipe)) - found for found in recorded) or set(recipe.method.modes) - at_the_end:
+                raise UserError(f"{path} lacks accuracies")
+        if len(summary.clients) != recipe.clients:
+            raise UserError(f"{path} is not of {recipe.clients} clients")
 
     def records(self, rounds: int) -> tuple[dict[str, Any], ...]:
         """The first so many rounds. What comes after them may be cut off in the middle of a line."""
         path = self.path / "rounds.jsonl"
-        lines = path.read_text().splitlines() if path.is_file() else []
+        lines = path.read_bytes().splitlines()[:rounds] if path.is_file() else []
         if len(lines) < rounds:
             raise UserError(f"{path} has lost rounds; the run cannot go on, start it anew in another folder")
-        try:
-            records = tuple(json.loads(line) for line in lines[:rounds])
-            if [record["round"] for record in records] != list(range(1, rounds + 1)):
-                raise ValueError("its rounds are not 1, 2, 3 …")
-            return records
-        except (ValueError, TypeError, KeyError) as error:
-            raise UserError(f"{path} is damaged ({error}); the run cannot go on, start it anew elsewhere") from error
+        records = [parsed(path, line) for line in lines]
+        for number, record in enumerate(records, start=1):
+            found = checked(path, WholeRecord, record)
+            whose = ("all", "participants") if all_evaluated(self.recipe, number) else ("participants",)
+            measured = [found.accuracy.get(one, {}).get(view, {}).keys() for one in whose for view in views(self.recipe)]
+            if found.round != number or any(set(recorded_modes(self.recipe)) - modes for modes in measured):
+                raise UserError(f"{path} is damaged (line {number} is not that round); run it again into another folder")
+        return tuple(records)
 
     def load(self, store: Store) -> Snapshot | None:
         """The last whole round that was saved, with its records; the log is cut back to it."""
@@ -174,10 +194,8 @@ def inputs(recipe: Recipe) -> dict[str, str]:
 
 def read_inputs(path: Path) -> dict[str, str]:
     """Of the run that was started there; a run of an older fedmrl has none."""
-    try:
-        return dict(json.loads((path / "inputs.json").read_text()))
-    except (OSError, ValueError):
-        return {}
+    file = path / "inputs.json"
+    return checked(file, dict[str, str], parsed(file, read_text(file))) if file.exists() else {}
 
 
 def _held(path: Path) -> int | None:

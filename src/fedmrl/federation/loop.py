@@ -22,7 +22,7 @@ from fedmrl.federation.store import DeviceStore, Kept, Store, check_store, choos
 from fedmrl.messages import Size, Tensors, Upload, copy, size
 from fedmrl.methods import Round
 from fedmrl.metrics.flops import FlopCounter
-from fedmrl.models import ModelSpec
+from fedmrl.models import CNN, MLP, ModelSpec, OwnModel
 
 OnRound = Callable[[Mapping[str, Any]], None]
 OnNotice = Callable[[str], None]
@@ -62,7 +62,10 @@ def run(
     >>> run(load_recipe("quickstart", short)).summary["status"]
     'finished'
     """
+    if out is not None and (not isinstance(out, str | Path) or not str(out)):
+        raise UserError(f"out is {out!r}; it must be the name of a folder, or None to write nothing")
     outs = None if out is None else [out]
+    _check_types(recipe, (), None, None, {})
     done = run_seeds(
         recipe, [recipe.seed], outs=outs, resume=resume, device=device, engine=engine, store=store, models=models, data=data,
         on_round=on_round, on_notice=on_notice,
@@ -93,6 +96,7 @@ def run_seeds(
     takes is that of all of them together, in each one's records. Without `keep`, clients' states are dropped when all is done.
     """
     begun = time.monotonic()
+    _check_types(recipe, seeds, models, data, {"on_round": on_round, "on_notice": on_notice})
     check_engine(engine)
     check_store(store)
     on_notice = on_notice or (lambda _: None)
@@ -117,6 +121,30 @@ def run_seeds(
                 folder.close()
 
 
+def _check_types(recipe: Any, seeds: Any, models: Any, data: Any, heard: Mapping[str, Any]) -> None:
+    """Refuse what is of another type than it must be: deep inside it would fail where nobody can tell why."""
+    if not isinstance(recipe, Recipe):
+        raise UserError(f"recipe is {recipe!r}; give a fedmrl.Recipe, as fedmrl.load_recipe makes it")
+    whole = isinstance(seeds, Sequence) and all(type(seed) is int and seed >= 0 for seed in seeds)
+    if not whole or len(set(seeds)) < len(seeds):
+        raise UserError(f"seeds is {seeds!r}; give whole numbers from 0, each once, as in [0, 1, 2]")
+    if models is not None:
+        listed = models if isinstance(models, Sequence) and not isinstance(models, str) else [models]
+        for client, model in enumerate(listed):
+            if isinstance(model, type) or not isinstance(model, OwnModel | CNN | MLP):
+                raise UserError(
+                    f"models: client {client}'s is a {type(model).__name__}; give a list with a fedmrl.OwnModel for each "
+                    "client, which says how one is made, as in fedmrl.OwnModel('net', lambda: Net(), last='fc')"
+                )
+        if len(listed) != recipe.clients:
+            raise UserError(f"{len(listed)} models were given for {recipe.clients} clients; give one for each")
+    if data is not None and not isinstance(data, Dataset):
+        raise UserError(f"data is a {type(data).__name__}; leave it out, or give a fedmrl.data.Dataset")
+    for name, function in heard.items():
+        if function is not None and not callable(function):
+            raise UserError(f"{name} is {function!r}; it must be a function, as in {name}=print")
+
+
 def _run_all(
     seeded: Sequence[Recipe],
     settings: Sequence[Setting],
@@ -132,7 +160,7 @@ def _run_all(
     """The same, when all is checked and every folder is there."""
     done: dict[int, Run | DivergedError] = {}
     for number, (one, folder) in enumerate(zip(seeded, folders, strict=True)):
-        if resume and folder is not None and (summary := folder.finished()):
+        if resume and folder is not None and (summary := folder.finished(on_notice)):
             done[number] = Run(one, summary, folder.records(one.rounds), folder.path)
     if left := [number for number in range(len(seeded)) if number not in done]:
         working = engine_for(engine, *(settings[number] for number in left))
@@ -164,9 +192,11 @@ def _paths(seeds: Sequence[int], outs: Sequence[str | Path] | None) -> Sequence[
     """A folder for each seed, if they are to be written."""
     if outs is None:
         return [None] * len(seeds)
-    if isinstance(outs, str | Path) or len(outs) != len(seeds) or len(set(map(Path, outs))) < len(outs):
+    named = [] if isinstance(outs, str | Path) or not isinstance(outs, Iterable) else list(outs)
+    wrong = [out for out in named if not isinstance(out, str | Path) or not str(out)]
+    if wrong or len(named) != len(seeds) or len(set(map(Path, named))) < len(named):
         raise UserError(f"outs must name a folder for each of the {len(seeds)} seeds, each another; it is {outs!r}")
-    return [Path(out) for out in outs]
+    return [Path(out) for out in named]
 
 
 def _opened(
@@ -270,6 +300,8 @@ class Federation:
         """A state that was loaded must be one of the client's model."""
         shapes: dict[ModelSpec, dict[str, list[int]]] = {}
         for client, kept in snapshot.states.items():
+            if client >= self.recipe.clients:
+                raise UserError(f"the checkpoint is damaged (there is no client {client}); start it anew in another folder")
             spec = self.setting.models[client]
             if spec not in shapes:
                 shapes[spec] = {name: list(t.shape) for name, t in self.setting.fresh_net(client).state_dict().items()}
@@ -376,7 +408,7 @@ class Federation:
         self, clients: Iterable[int], states: Mapping[int, Kept], server: Tensors, modes: Sequence[str]
     ) -> Generator[Asks, Any, dict[str, dict[str, dict[int, float]]]]:
         hears = self.method.hears_server
-        views = ("own", "aggregated") if hears else ("own",)
+        views = summaries.views(self.recipe)
         result: dict[str, dict[str, dict[int, float]]] = {view: {mode: {} for mode in modes} for view in views}
         for together in self._at_once(list(clients)):
             received = [self.method.answer(server, k, None) if hears else None for k in together]
@@ -399,7 +431,7 @@ class Federation:
         self, clients: Sequence[int], states: Mapping[int, Kept], server: Tensors, round_: Round
     ) -> Generator[Asks, Any, dict[str, Any]]:
         """Means over clients: of the participants, and of all wherever all are evaluated."""
-        everyone = (round_.index + 1) % self.recipe.evaluation.every == 0 or round_.index + 1 == round_.total
+        everyone = summaries.all_evaluated(self.recipe, round_.index + 1)
         who = range(self.recipe.clients) if everyone else clients
         by_client = yield from self._evaluation(who, states, server, self.modes)
 

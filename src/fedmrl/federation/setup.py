@@ -12,7 +12,7 @@ from fedmrl.config import Recipe
 from fedmrl.data import Dataset, sources
 from fedmrl.data.partition import partition
 from fedmrl.engines import Setting
-from fedmrl.errors import UserError
+from fedmrl.errors import UserError, cause
 from fedmrl.files import read_json
 from fedmrl.methods import Batch, ClientNet
 from fedmrl.models import ModelSpec, OwnModel
@@ -52,6 +52,7 @@ def _check_models(setting: Setting) -> None:
     clients = [nets[spec] for spec in setting.models]
     labels = {spec: spec.label for spec in nets}
     setting.method.check([net.local for net in clients], [labels[spec] for spec in setting.models])
+    tried: set[ModelSpec] = set()
     for client, net in enumerate(clients):
         try:
             cuts = setting.subsets(client)
@@ -64,6 +65,11 @@ def _check_models(setting: Setting) -> None:
                 f"client {client}'s model ({setting.models[client].label}) normalises over the batch, and with "
                 f"training.batch_size = {setting.training.batch_size} its last batch has a single sample; choose another"
             )
+        spec = setting.models[client]
+        if alone and spec not in tried and isinstance(spec, OwnModel):
+            tried.add(spec)
+            size = f"with training.batch_size = {setting.training.batch_size} its last batch has one sample; choose another"
+            _try_out(setting, client, 1, f" on a single sample, and {size}")
 
 
 def _check_kind(setting: Setting, client: int, net: ClientNet) -> None:
@@ -76,19 +82,25 @@ def _check_kind(setting: Setting, client: int, net: ClientNet) -> None:
             if not torch.equal(buffer, other[name]):
                 raise UserError(f"{label}: {name} is drawn at random and not kept in its state; register it as persistent")
     if isinstance(setting.models[client], OwnModel):
-        x = torch.zeros(2, *setting.data.shape, device=setting.device, dtype=setting.dtype)
-        y_B = torch.zeros(2, dtype=torch.long, device=setting.device)
-        for phase in setting.method.phases(setting.training, earlier=1):
-            trial = setting.fresh_net(client)
-            trial.learn(phase.lr)
-            try:
-                with torch_seeded(setting.seed, "trial"):
-                    outcome = phase.loss(trial, Batch(x, y_B))
-            except Exception as error:  # whatever a user's module raises
-                raise UserError(f"{label} cannot be trained: {type(error).__name__}: {error}") from error
-            loss = outcome[0] if isinstance(outcome, tuple) else outcome
-            if not loss.requires_grad:
-                raise UserError(f"{label} has nothing that can be trained: all of it is frozen; leave a layer that learns")
+        _try_out(setting, client, 2)
+
+
+def _try_out(setting: Setting, client: int, samples: int, when: str = "") -> None:
+    """Refuse a user's model that cannot be trained on so many samples at once."""
+    label = setting.models[client].label
+    x = torch.zeros(samples, *setting.data.shape, device=setting.device, dtype=setting.dtype)
+    y_B = torch.zeros(samples, dtype=torch.long, device=setting.device)
+    for phase in setting.method.phases(setting.training, earlier=1):
+        trial = setting.fresh_net(client)
+        trial.learn(phase.lr)
+        try:
+            with torch_seeded(setting.seed, "trial"):
+                outcome = phase.loss(trial, Batch(x, y_B))
+        except Exception as error:  # whatever a user's module raises
+            raise UserError(f"client {client}'s model ({label}) cannot be trained{when} ({cause(error)})") from error
+        loss = outcome[0] if isinstance(outcome, tuple) else outcome
+        if not loss.requires_grad:
+            raise UserError(f"{label} has nothing that can be trained: all of it is frozen; leave a layer that learns")
 
 
 def schedule(recipe: Recipe) -> Schedule:

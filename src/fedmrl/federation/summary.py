@@ -27,6 +27,16 @@ def shown_view(recipe: Recipe) -> str:
     return "aggregated" if recipe.method.hears_server else "own"
 
 
+def views(recipe: Recipe) -> tuple[str, ...]:
+    """The views whose accuracy is measured: a client as it is, and after hearing the server, if it does."""
+    return ("own", "aggregated") if recipe.method.hears_server else ("own",)
+
+
+def all_evaluated(recipe: Recipe, number: int) -> bool:
+    """Whether all clients are evaluated after this round, counted from 1."""
+    return number % recipe.evaluation.every == 0 or number == recipe.rounds
+
+
 def recorded_modes(recipe: Recipe) -> list[str]:
     """The modes whose accuracy is recorded in each round."""
     method = recipe.method

@@ -29,7 +29,7 @@ class FedMRL(WeightSharing):
     parts: ClassVar[tuple[str, ...]] = ("local", "small", "projector")
     shares: ClassVar[tuple[str, ...]] = ("small",)
 
-    d1: Annotated[int, Field(ge=1)] = Field(100, description="the small model's representation dimension")
+    d1: Annotated[int, Field(ge=1, le=100_000)] = Field(100, description="the small model's representation dimension")
     m_small: Annotated[float, Field(ge=0)] = Field(1.0, description="weight of the small header's loss")
     m_local: Annotated[float, Field(ge=0)] = Field(1.0, description="weight of the local header's loss")
     mrl: bool = Field(True, description="learn at two granularities; false is the paper's ablation")

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from fedmrl.errors import UserError
+from fedmrl.errors import UserError, cause
 
 
 class Split(nn.Module):
@@ -46,9 +46,18 @@ def split(model: nn.Module, last: str, example: Tensor) -> Split:
     >>> split(model, "2", torch.zeros(2, 4)).dim
     3
     """
+    if not isinstance(model, nn.Module) or not isinstance(example, Tensor):
+        raise UserError(f"split needs an nn.Module and a batch of inputs; it was given {_kind(model)} and {_kind(example)}")
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            where = f"its layer {name!r}" if name else "it"
+            raise UserError(
+                f"{type(model).__name__} cannot be split: {where} is compiled by torch.jit, and cannot be copied for each "
+                "client; leave it as the plain nn.Module that it was made from"
+            )
     names = [name for name, _ in model.named_modules() if name]
     if last not in names:
-        near = difflib.get_close_matches(last, names, n=1) or names[-1:]
+        near = difflib.get_close_matches(str(last), names, n=1) or names[-1:]
         hint = f"; did you mean {near[0]!r}?" if near else "; it has no layers at all"
         raise UserError(f"{type(model).__name__} has no layer {last!r}{hint}")
     extractor = copy.deepcopy(model)
@@ -96,9 +105,12 @@ def _tried(module: nn.Module, example: Tensor, sentence: str) -> Tensor:
         if not isinstance(output, Tensor):
             raise TypeError(f"it gives a {type(output).__name__}, not a tensor")
     except Exception as error:
-        first, *_ = str(error).splitlines() or [type(error).__name__]
-        raise UserError(f"{sentence} ({first})") from error
+        raise UserError(f"{sentence} ({cause(error)})") from error
     return output
+
+
+def _kind(value: object) -> str:
+    return f"a {type(value).__name__}"
 
 
 class ModelSpec(Protocol):
@@ -135,10 +147,28 @@ class OwnModel:
     make: Callable[[], nn.Module]
     last: str
 
+    def __post_init__(self) -> None:
+        if isinstance(self.make, nn.Module) or not callable(self.make):
+            raise UserError(
+                f"OwnModel {self.label!r}: make is {_kind(self.make)}; give a function that returns a new nn.Module, as in "
+                "lambda: Net()"
+            )
+        if not isinstance(self.label, str) or not isinstance(self.last, str):
+            raise UserError(f"OwnModel {self.label!r}: its label and the name of its last layer must be texts")
+
     def build(self, shape: tuple[int, ...], classes: int) -> Split:
         """A new model, its weights drawn from torch's current state."""
         example = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
-        model = split(self.make(), self.last, example)
+        try:
+            made = self.make()
+        except Exception as error:
+            raise UserError(f"model {self.label!r} cannot be made ({cause(error)})") from error
+        if not isinstance(made, nn.Module):
+            raise UserError(f"model {self.label!r}: make returns {_kind(made)}; it must return an nn.Module")
+        try:
+            model = split(made, self.last, example)
+        except UserError as error:
+            raise UserError(f"model {self.label!r}: {error}") from error
         outputs = model.get_submodule("header").out_features
         if outputs != classes:
             raise UserError(f"model {self.label!r} gives {outputs} outputs, and the data has {classes} classes")

@@ -1,100 +1,19 @@
 """Finished runs as they lie in their folders, and the series they make: a method in a setting, over its seeds."""
 
 import hashlib
-import json
 import shlex
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
-
-from pydantic import BaseModel, ConfigDict, FiniteFloat, TypeAdapter, ValidationError
+from typing import Any
 
 from fedmrl.errors import UserError
 from fedmrl.federation.folder import flat
 from fedmrl.federation.summary import curve
+from fedmrl.federation.written import LastAndBest, Summary, parsed, read_records, read_summary, read_text
 from fedmrl.methods import METHODS
-
-T = TypeVar("T")
-
-
-class _Part(BaseModel):
-    """A part of a run's files, as far as it is read here; newer versions may write more."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class LastAndBest(_Part):
-    """Accuracy at the last round and at the best."""
-
-    last: FiniteFloat
-    best: FiniteFloat
-    best_round: int
-
-
-class Sent(_Part):
-    """What all clients together sent, or were sent."""
-
-    parameters: FiniteFloat
-    bytes: FiniteFloat
-
-
-class Target(_Part):
-    """What it took to reach an accuracy; nothing of it where it was not reached."""
-
-    target: FiniteFloat
-    accuracy_of: str
-    reached: bool
-    rounds: int = 0
-    parameters: FiniteFloat = 0
-    flops: FiniteFloat = 0
-    paper_parameters: FiniteFloat = 0
-    paper_flops: FiniteFloat = 0
-
-
-class Client(_Part):
-    """What a client is, what it has, and how well it does at the end."""
-
-    model: str
-    classes: str
-    train_samples: int
-    test_samples: int
-    rounds: int
-    accuracy: FiniteFloat
-
-
-class Summary(_Part):
-    """A finished run's `summary.json`."""
-
-    method: str
-    seed: int
-    rounds: int
-    mode: str
-    view: str
-    engine: str = "not recorded"
-    device: str
-    versions: dict[str, str]
-    accuracy: dict[str, dict[str, dict[str, LastAndBest]]]
-    inference: dict[str, dict[str, FiniteFloat]]
-    communication: dict[str, Sent]
-    flops: FiniteFloat
-    targets: list[Target]
-    seconds: dict[str, FiniteFloat]
-    together: int = 1
-    """How many seeds were run as one; `seconds` are of all of them."""
-    clients: list[Client]
-    class_names: list[str] | None = None
-    split: list[dict[int, int]] | None = None
-    """Training samples by class, for each client; runs of version 0.1 do not have it."""
-
-
-class Record(_Part):
-    """A line of `rounds.jsonl`."""
-
-    round: int
-    accuracy: dict[str, dict[str, dict[str, FiniteFloat]]]
 
 
 @dataclass(frozen=True)
@@ -136,6 +55,11 @@ class FinishedRun:
     def idle(self) -> int:
         """How many clients never took part."""
         return sum(not client.rounds for client in self.summary.clients)
+
+    @property
+    def ways(self) -> dict[str, list[str]]:
+        """The ways to predict that were measured at the end, by view."""
+        return {view: sorted(modes) for view, modes in self.summary.inference.items()}
 
     @property
     def seconds(self) -> float:
@@ -195,7 +119,7 @@ def _folders(path: Path) -> list[Path]:
 def _unfinished(folder: Path) -> str | None:
     """What keeps a run off the page, if it is not finished."""
     path = folder / "summary.json"
-    summary = _json(path, _text(path)) if path.is_file() else {}
+    summary = parsed(path, read_text(path)) if path.is_file() else {}
     if not isinstance(summary, dict):
         raise UserError(f"{path} is not a summary; run it again into another folder")
     match summary.get("status"):
@@ -209,48 +133,21 @@ def _unfinished(folder: Path) -> str | None:
 
 
 def _read(folder: Path) -> FinishedRun:
-    config, split, rounds = (_text(folder / name) for name in ("config.toml", "split.json", "rounds.jsonl"))
+    config, split = read_text(folder / "config.toml"), read_text(folder / "split.json")
     try:
         tomllib.loads(config)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
         raise UserError(f"{folder / 'config.toml'} is damaged ({error}); run it again into another folder") from error
-    summary = _checked(
-        folder / "summary.json", TypeAdapter(Summary), _json(folder / "summary.json", _text(folder / "summary.json"))
-    )
-    lines = [_json(folder / "rounds.jsonl", line) for line in rounds.splitlines()]
-    records = [record.model_dump() for record in _checked(folder / "rounds.jsonl", TypeAdapter(list[Record]), lines)]
-    run = FinishedRun(folder, config, summary, records, hashlib.sha256(split.encode()).hexdigest())
+    summary = read_summary(folder / "summary.json")
+    records = [record.model_dump() for record in read_records(folder / "rounds.jsonl")]
+    digest = hashlib.sha256(f"{len(summary.clients)} {split}".encode()).hexdigest()
+    run = FinishedRun(folder, config, summary, records, digest)
     try:
-        if not (all(run.curve(protocol) and run.headline(protocol) >= 0 for protocol in ("fair", "paper")) and summary.clients):
+        if not all(run.curve(protocol) for protocol in ("fair", "paper")):
             raise KeyError("its rounds")
     except KeyError as error:
         raise UserError(f"{folder} lacks the accuracy of {error}; run it again into another folder") from error
     return run
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); the page is made from it") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is damaged: it is not text; run it again into another folder") from error
-
-
-def _json(path: Path, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is damaged ({error}); run it again into another folder") from error
-
-
-def _checked(path: Path, wanted: TypeAdapter[T], plain: Any) -> T:
-    try:
-        return wanted.validate_python(plain)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(map(str, problem["loc"])) or "its content"
-        raise UserError(f"{path} is damaged ({where}: {problem['msg']}); run it again into another folder") from error
 
 
 def make_series(runs: Iterable[FinishedRun]) -> list[Series]:
@@ -258,7 +155,8 @@ def make_series(runs: Iterable[FinishedRun]) -> list[Series]:
     groups: list[list[FinishedRun]] = []
     for run in runs:
         for group in groups:
-            if group[0].settings == run.settings and run.summary.seed not in [other.summary.seed for other in group]:
+            same = (group[0].settings, group[0].ways) == (run.settings, run.ways)
+            if same and run.summary.seed not in [other.summary.seed for other in group]:
                 group.append(run)
                 break
         else:

@@ -7,14 +7,15 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from fedmrl.config import Recipe
 from fedmrl.errors import DivergedError, UserError
 from fedmrl.federation.loop import Run
 from fedmrl.federation.summary import curve
+from fedmrl.federation.written import Part, Target, first_problem
 from fedmrl.files import write_whole
 from fedmrl.version import NUMBERS
 
@@ -25,33 +26,89 @@ PROTOCOLS: Mapping[Protocol, str] = {
 }
 
 
-class Clients(BaseModel):
-    """What each client has and how well it does at the end, in the order of clients."""
+Whose = Literal["all", "participants"]
+WHOSE: tuple[Whose, ...] = ("all", "participants")
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Clients(_Part):
+    """What each client has and how well it does at the end, in the order of clients."""
 
     model: list[str]
     classes: list[list[int]]
     train_samples: list[int]
-    test_samples: list[int] = []
-    """None where a cell was measured before they were written down."""
-    accuracy: list[float]
+    test_samples: list[int]
+    accuracy: Annotated[list[float], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _are_as_many(self) -> Self:
+        if len({len(self.model), len(self.classes), len(self.train_samples), len(self.test_samples), len(self.accuracy)}) > 1:
+            raise ValueError("its lists are not of the same clients")
+        return self
 
 
-class Curve(BaseModel):
+class Curve(_Part):
     """Accuracy by round, wherever it was measured, with what the clients hold (`own`) and with what the server has last."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    rounds: list[int]
+    rounds: Annotated[list[int], Field(min_length=1)]
     own: list[float]
     aggregated: list[float] | None = None
 
+    @model_validator(mode="after")
+    def _are_as_long(self) -> Self:
+        if any(len(values) != len(self.rounds) for values in (self.own, self.aggregated) if values is not None):
+            raise ValueError("it does not have a value for each of its rounds")
+        return self
 
-class Cell(BaseModel):
+
+class _Data(Part):
+    name: str
+
+
+class _Training(Part):
+    epochs: PositiveInt
+
+
+class _Recipe(Part):
+    """As far as it is read."""
+
+    clients: PositiveInt
+    rounds: PositiveInt
+    participation: PositiveFloat
+    data: _Data
+    method: dict[str, Any]
+    training: _Training
+
+
+class _Accuracy(Part):
+    last: float
+    best: float
+
+
+class _Where(Part):
+    client: int
+    round: int
+    reason: str
+
+
+def _like(shape: type[Part]) -> BeforeValidator:
+    """Plain data that has the fields of this shape, and maybe more."""
+
+    def check(plain: Any) -> Any:
+        try:
+            shape.model_validate(plain)
+        except ValidationError as error:
+            raise ValueError(first_problem(error)) from error
+        return plain
+
+    return BeforeValidator(check)
+
+
+class Cell(_Part):
     """One run of a reproduction. What came out is missing where it diverged."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     setting: str
     """The federation, such as `cifar10-n100`: dataset, clients, how data is dealt, which models."""
@@ -61,7 +118,7 @@ class Cell(BaseModel):
     title: str
     seed: int
     command: str
-    recipe: dict[str, Any]
+    recipe: Annotated[dict[str, Any], _like(_Recipe)]
     """Resolved, without its seed."""
     hash: str
     """Of the recipe, and of which numbers fedmrl gives."""
@@ -69,25 +126,41 @@ class Cell(BaseModel):
     device: str
     engine: str
     versions: dict[str, str]
-    together: int
+    together: PositiveInt
     """How many seeds were run as one."""
-    at_once: int = 1
+    at_once: PositiveInt = 1
     """How many such runs shared the device."""
     wall_seconds: float
     """From start to end, of all seeds that were run as one, without the time that they lay stopped."""
-    diverged: dict[str, Any] | None = None
-    view: str = "own"
+    diverged: Annotated[dict[str, Any], _like(_Where)] | None = None
+    view: Literal["own", "aggregated"] = "own"
     mode: str = ""
-    accuracy: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
+    accuracy: dict[str, dict[str, dict[str, Annotated[dict[str, float], _like(_Accuracy)]]]] = {}
     """By whose (all, participants), view and mode: last, best, best_round."""
     inference: dict[str, dict[str, float]] = {}
     """At the end, by view and mode, mean over all clients."""
-    targets: list[dict[str, Any]] = []
+    targets: list[Annotated[dict[str, Any], _like(Target)]] = []
     communication: dict[str, dict[str, float]] = {}
     flops: float = 0
     seconds: dict[str, float] = {}
-    curves: dict[Literal["all", "participants"], Curve] = {}
+    curves: dict[Whose, Curve] = {}
     clients: Clients | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        """A run that finished has all that tables and figures ask it for; one that did not says where."""
+        if self.status == "diverged":
+            if self.diverged is None:
+                raise ValueError("diverged is missing")
+            return self
+        for whose, view in (("all", self.view), ("participants", "own")):
+            if self.mode not in self.accuracy.get(whose, {}).get(view, {}):
+                raise ValueError(f"accuracy.{whose}.{view}.{self.mode} is missing")
+        if len(self.curves) < len(WHOSE):
+            raise ValueError("a curve is missing")
+        if self.clients is None:
+            raise ValueError("clients is missing")
+        return self
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -153,7 +226,7 @@ def cell_of(setting: str, variant: str, recipe: Recipe, outcome: Run | DivergedE
         test_samples=[row["test_samples"] for row in rows],
         accuracy=[round(row["accuracy"], 4) for row in rows],
     )
-    curves = {whose: _curve(outcome.records, whose, summary) for whose in ("all", "participants")}
+    curves = {whose: _curve(outcome.records, whose, summary) for whose in WHOSE}
     return Cell(**known | {name: summary[name] for name in same}, status="finished", clients=clients, curves=curves)
 
 
@@ -184,12 +257,15 @@ def _compact(plain: Mapping[str, Any]) -> str:
 
 
 def read_cell(path: Path) -> Cell:
-    """A cell's file, refused in a sentence if it is none."""
+    """A cell's file, refused in a sentence if it is none, or another's."""
     try:
-        return Cell.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
-        first = str(error).splitlines()[0]
-        raise UserError(f"{path} is not a cell of a reproduction ({first}); delete it and measure it again") from error
+        cell = Cell.model_validate_json(path.read_bytes())
+        if (path.parent.name, path.name) != (cell.setting, file_of(path, *cell.key).name):
+            raise ValueError(f"it is of {cell.setting}/{cell.variant}, seed {cell.seed}")
+        return cell
+    except (OSError, ValueError) as error:
+        said = first_problem(error) if isinstance(error, ValidationError) else error
+        raise UserError(f"{path} is not a cell of a reproduction ({said}); delete it and measure it again") from error
 
 
 def read_cells(folder: Path) -> list[Cell]:

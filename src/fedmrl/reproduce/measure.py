@@ -92,8 +92,8 @@ def measure(
     for seed, path, outcome in zip(one.seeds, runs, outcomes, strict=True):
         recipe = one.recipe.model_copy(update={"seed": seed})
         written = json.loads((path / "summary.json").read_text())
-        facts = {name: written[name] for name in ("device", "versions", "engine", "together")}
-        facts |= {"command": command, "at_once": at_once, "wall_seconds": round(written["wall_seconds"], 1)}
+        facts = {name: written[name] for name in ("device", "versions", "engine", "together") if name in written}
+        facts |= {"command": command, "at_once": at_once, "wall_seconds": round(written.get("wall_seconds", 0.0), 1)}
         cells.append(cell_of(one.setting, one.variant, recipe, outcome, facts))
         write_cell(folder, cells[-1])
         shutil.rmtree(path, ignore_errors=True)
