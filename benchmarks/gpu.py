@@ -1,6 +1,6 @@
 """All that docs/performance.md says of a GPU, measured by one command that can be stopped and called again.
 
-    python benchmarks/gpu.py results/h200 --minutes 9
+    python benchmarks/gpu.py gpu --minutes 9
 
 What has its file in the folder is not measured again; what would not be done within the minutes is not begun. Compiled
 programs are kept in `--cache`. CIFAR-10 must be there (`fedmrl data cifar10`).
