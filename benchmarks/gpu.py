@@ -74,7 +74,7 @@ def measurements(cache: Path) -> Iterator[Measurement]:
     yield Measurement("floor.json", 60, (str(BESIDE / "floor.py"), *recipe))
     yield Measurement("profile.json", 90, (str(BESIDE / "step_profile.py"), *recipe))
     short = _set("rounds=200")
-    yield Measurement("precision.json", 540, (str(BESIDE / "precision.py"), "paper/cifar10-n100", *optimiser, *short))
+    yield Measurement("precision.json", 480, (str(BESIDE / "precision.py"), "paper/cifar10-n100", *optimiser, *short))
 
 
 def _set(*settings: str) -> list[str]:

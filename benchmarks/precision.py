@@ -61,13 +61,18 @@ def main() -> None:
         recipe = fedmrl.load_recipe(arguments.recipe, [*arguments.set, f"training.precision={precision}"])
         facts, found = accuracies(recipe, seeds, options)
         first = found if first is None else first
-        differences = {view: against(values, first[view]) for view, values in found.items()}
+        differences = {view: against(values, first.get(view, [None] * len(seeds))) for view, values in found.items()}
         result["precisions"][precision] = facts | {"last_accuracy": found, "difference": differences}
         arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+        if not found:
+            print(f"{precision}: diverged with every seed")
         for view, gap in differences.items():
-            mean, error = gap["mean"] or 0.0, gap["standard_error"] or math.nan
             values = ", ".join("diverged" if value is None else f"{100 * value:.1f}" for value in found[view])
-            print(f"{precision} {view}: {values}; difference {100 * mean:+.2f} ± {100 * error:.2f} points")
+            print(f"{precision} {view}: {values}; difference {_points(gap['mean'])} ± {_points(gap['standard_error'])} points")
+
+
+def _points(share: float | None) -> str:
+    return "?" if share is None else f"{100 * share:.2f}"
 
 
 if __name__ == "__main__":

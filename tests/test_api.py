@@ -1,6 +1,10 @@
 """From Python, a wrong type is told in a sentence before anything is done or written."""
 
+from dataclasses import dataclass
+
+import numpy as np
 import pytest
+import torch
 from tiny import tiny_recipe
 from torch import nn
 
@@ -19,6 +23,26 @@ OWN = OwnModel("net", net, "3")
 def test_seeds_are_whole_numbers(seeds):
     with pytest.raises(UserError, match=r"give whole numbers from 0, each once"):
         fedmrl.run_seeds(tiny_recipe("standalone"), seeds)
+
+
+def test_seeds_may_be_numpys():
+    done = fedmrl.run_seeds(tiny_recipe("standalone", rounds=1), np.arange(2))
+    assert [run.summary["seed"] for run in done] == [0, 1]
+
+
+@dataclass(frozen=True)
+class Mine:
+    """A kind of model that fedmrl does not know."""
+
+    label: str = "mine"
+
+    def build(self, shape, classes):
+        return fedmrl.split(net(), "3", torch.zeros(2, *shape))
+
+
+def test_a_kind_of_model_is_whatever_has_a_label_and_builds_one():
+    done = fedmrl.run(tiny_recipe("standalone", rounds=1), models=[Mine()] * 4)
+    assert {client["model"] for client in done.summary["clients"]} == {"mine"}
 
 
 @pytest.mark.parametrize(

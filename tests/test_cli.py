@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -532,7 +533,9 @@ def test_runs_of_several_seeds_go_on_by_the_name_of_their_folder(fedmrl, monkeyp
     assert code == 130 and "go on with: fedmrl run runs/quickstart-fedmrl-1 --resume --device cpu" in err
     code, _, err = fedmrl("run", "runs/quickstart-fedmrl-1")
     assert code == 2 and "go on with it by --resume, or name one of them, as runs/quickstart-fedmrl-1/seed-3" in err
+    shutil.rmtree("runs/quickstart-fedmrl-1/seed-11")  # as after a crash before its config was written
+    Path("runs/quickstart-fedmrl-1/seed-11").mkdir()
     code, out, _ = fedmrl("run", "runs/quickstart-fedmrl-1", "--resume", "--device", "cpu", "--json")
-    assert code == 0 and rounds == [1, 2]
+    assert code == 0 and rounds == [1, 1, 2]
     assert [run["seed"] for run in json.loads(out)["runs"]] == [3, 11]
     assert fedmrl("run", "runs/quickstart-fedmrl-1", "--seeds", "11", "--resume", "--json")[0] == 0

@@ -107,10 +107,10 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run one method in one setting."""
-    begun = _runs_of_seeds(Path(recipe))
+    begun = _runs_of_seeds(recipe)
     if begun and not resume:
         raise UserError(f"{recipe} holds a run of several seeds; go on with it by --resume, or name one of them, as {begun[0]}")
-    named = load_named(begun[0] if begun else recipe, settings or [])
+    named = load_named(next(path for path in begun if (path / "config.toml").exists()) if begun else recipe, settings or [])
     default = ",".join(path.name.removeprefix("seed-") for path in begun) if begun else None
     chosen = _seeds(seeds or default, named.recipe.seed)
     several = len(chosen) > 1 or bool(begun)
@@ -154,12 +154,17 @@ def run(
         raise typer.Exit(3)
 
 
-def _runs_of_seeds(folder: Path) -> list[Path]:
-    """The runs in a folder that `--seeds` has made, in the order of their seeds."""
-    if not folder.is_dir() or (folder / "config.toml").exists():
+def _runs_of_seeds(recipe: str) -> list[Path]:
+    """The runs in a folder that `--seeds` has made, in the order of their seeds; some may not have begun yet."""
+    folder = Path(recipe).expanduser()
+    try:
+        if not folder.is_dir() or (folder / "config.toml").exists():
+            return []
+    except OSError:  # no name of a folder; what else it may be is asked next
         return []
-    found = [path.parent for path in folder.glob("seed-*/config.toml") if path.parent.name[5:].isdecimal()]
-    return sorted(found, key=lambda path: int(path.name[5:]))
+    found = [path for path in folder.glob("seed-*") if path.is_dir() and path.name[5:].isdecimal()]
+    begun = any((path / "config.toml").exists() for path in found)
+    return sorted(found, key=lambda path: int(path.name[5:])) if begun else []
 
 
 def _both(first: OnRound, second: OnRound) -> OnRound:
@@ -196,11 +201,12 @@ def _page_hint(folder: Path) -> str:
 def _resumed(recipe: str, resume: bool) -> Path | None:
     if not resume:
         return None
-    if not Path(recipe).is_dir():
+    folder = Path(recipe).expanduser()
+    if not folder.is_dir():
         raise UserError(
             "--resume needs to know which run: give its folder, as in 'fedmrl run runs/quickstart-fedmrl-1 --resume'"
         )
-    return Path(recipe)
+    return folder
 
 
 def _print_run(named: NamedRecipe, done: fedmrl.Run, folder: Path) -> None:

@@ -219,7 +219,7 @@ def test_a_given_split_that_cannot_be_is_refused(tmp_path, text, sentence):
         ({"kind": "dirichlet", "alpha": 0.001, "min_samples": 6}, 3, "raise"),
         ({"test": "official"}, 2, "made has no official test set"),
         ({"set_aside": 20}, 2, "partition.set_aside is 20, all of the 20 samples of made; choose fewer"),
-        ({"set_aside": 18}, 3, "clients is 3, more than the 2 samples of made; choose fewer"),
+        ({"set_aside": 18}, 3, "clients is 3, more than the 2 samples of made that partition.set_aside leaves; choose fewer"),
     ],
 )
 def test_a_split_that_cannot_be_met_is_refused_in_a_sentence(table, clients, sentence):

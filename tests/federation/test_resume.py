@@ -158,6 +158,16 @@ def test_a_damaged_checkpoint_is_refused_in_a_sentence(tmp_path, harm):
         fedmrl.run(recipe, out=tmp_path / "run", resume=True)
 
 
+def test_a_run_of_a_version_that_lacked_a_key_goes_on_with_its_default(tmp_path):
+    recipe, out = tiny_recipe("standalone", rounds=2), tmp_path / "run"
+    with pytest.raises(InterruptedRun):
+        fedmrl.run(recipe, out=out, on_round=stop_after(1))
+    config = out / "config.toml"
+    older = [line for line in config.read_text().splitlines() if not line.startswith("set_aside")]
+    config.write_text("\n".join(older))
+    assert fedmrl.run(recipe, out=out, resume=True).summary["status"] == "finished"
+
+
 def harmed(plain, every):
     """Every n-th way to damage it."""
     return list(damaged(plain, ("other", -7, [])))[::every]
@@ -166,7 +176,7 @@ def harmed(plain, every):
 def test_a_damaged_summary_is_told_and_made_anew(tmp_path):
     recipe, out, told = tiny_recipe("standalone", rounds=1), tmp_path / "run", []
     first = fedmrl.run(recipe, out=out)
-    for harm, changed in harmed(first.summary, 12):
+    for harm, changed in harmed(first.summary, 13):
         (out / "summary.json").write_text(json.dumps(changed))
         again = fedmrl.run(recipe, out=out, resume=True, on_notice=told.append)
         assert again.summary["inference"] == first.summary["inference"], harm
@@ -179,11 +189,13 @@ def test_a_run_that_was_stopped_goes_on_or_says_in_a_sentence_what_is_damaged(tm
     recipe, out = tiny_recipe("standalone", rounds=2), tmp_path / "run"
     with pytest.raises(InterruptedRun):
         fedmrl.run(recipe, out=out, on_round=stop_after(1))
+    whole = fedmrl.run(recipe).summary
     path, kept = out / name, {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
-    for harm, changed in harmed(json.loads(path.read_text()), 4):
+    for harm, changed in harmed(json.loads(path.read_text()), 3):
         path.write_text(json.dumps(changed) + "\n")
         try:
-            assert fedmrl.run(recipe, out=out, resume=True).summary["status"] == "finished"
+            again = fedmrl.run(recipe, out=out, resume=True).summary
+            assert (again["inference"], again["clients"]) == (whole["inference"], whole["clients"]), harm
         except UserError as refusal:
             assert len(str(refusal).splitlines()) == 1, harm
         (out / "summary.json").unlink(missing_ok=True)
@@ -194,8 +206,8 @@ def test_a_run_that_was_stopped_goes_on_or_says_in_a_sentence_what_is_damaged(tm
 def test_the_checkpoint_holds_the_newest_files_only(tmp_path):
     checkpoint = Checkpoint(tmp_path)
     one, two = {"w": torch.ones(2)}, {"w": torch.zeros(2)}
-    checkpoint.save(Snapshot(1, {"s": torch.ones(1)}, {0: one, 1: one}))
-    checkpoint.save(Snapshot(2, {"s": torch.ones(1)}, {0: one, 1: two}))
+    checkpoint.save(Snapshot(1, {"s": torch.ones(1)}, {0: one, 1: one}, {0: 0, 1: 0}, {0: 1, 1: 1}))
+    checkpoint.save(Snapshot(2, {"s": torch.ones(1)}, {0: one, 1: two}, {0: 0, 1: 1}, {0: 1, 1: 2}))
     names = sorted(path.name for path in tmp_path.glob("*.safetensors"))
     assert names == [
         "client-00000-round-00001.safetensors",

@@ -68,7 +68,8 @@ def partition(table: PartitionTable, data: Dataset, clients: int, seed: int) -> 
         raise UserError(f"partition.test is 'official', and {data.name} has no official test set; use 'split'")
     kept = _kept(table, data, pool, seed)
     if clients > len(kept):
-        raise UserError(f"clients is {clients}, more than the {len(kept)} samples of {data.name}; choose fewer")
+        left = " that partition.set_aside leaves" if table.set_aside else ""
+        raise UserError(f"clients is {clients}, more than the {len(kept)} samples of {data.name}{left}; choose fewer")
     shares = _SHARES[table.kind](table, data, data.y[kept], clients, seed)
     dealt = [kept[own] for own in deal(data.y[kept], shares, generator(seed, "deal"))]
     if table.test == "official":

@@ -47,7 +47,7 @@ def failures_told(models: Sequence[ModelSpec], where: str, does: str) -> Iterato
         yield
     except Exception as error:
         own = dict.fromkeys(model.label for model in models if isinstance(model, OwnModel))
-        if isinstance(error, UserError) or not own:
+        if isinstance(error, UserError | MemoryError | torch.OutOfMemoryError) or not own:
             raise
         raise UserError(f"{where}: {', '.join(own)} fails as it {does}: {cause(error)}; mend the model") from error
 

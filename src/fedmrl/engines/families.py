@@ -75,7 +75,8 @@ def _layer_at_fault(net: nn.Module) -> str | None:
         if isinstance(module, nn.RNNBase):
             return f"{said} cannot be called for many clients at once"
     if shared := [name for name in net.state_dict() if name not in all_tensors(net)]:
-        return f"its layer {_named(shared[0].rpartition('.')[0])} shares its tensors with another layer"
+        owner = shared[0].rpartition(".")[0]
+        return f"{_layer(owner, net.get_submodule(owner))} shares its tensors with another layer"
     return None
 
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pydantic import NonNegativeInt, ValidationError
+from pydantic import NonNegativeInt, PositiveInt, ValidationError, model_validator
 from safetensors.torch import load_file
 
 from fedmrl.errors import UserError
@@ -45,11 +45,19 @@ class _Index(Part):
     rounds: NonNegativeInt
     server: str
     clients: dict[NonNegativeInt, str]
-    last_round: dict[int, int]
-    times: dict[int, NonNegativeInt]
+    last_round: dict[NonNegativeInt, NonNegativeInt]
+    times: dict[NonNegativeInt, PositiveInt]
     seconds: float = 0
     engines: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if not self.clients.keys() == self.last_round.keys() == self.times.keys():
+            raise ValueError("clients, last_round and times are not of the same clients")
+        if any(last >= self.rounds for last in self.last_round.values()):
+            raise ValueError("last_round is after the last round")
+        return self
 
 
 class Checkpoint:

@@ -8,11 +8,12 @@ import os
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedmrl.config import Recipe
+from fedmrl.config import Recipe, parse_recipe
 from fedmrl.data import ClientSplit
 from fedmrl.data.partition import split_json
 from fedmrl.errors import UserError
@@ -78,10 +79,10 @@ class RunFolder:
         if not config.is_file():
             raise UserError(f"{path} holds no run to resume; leave out --resume to start one there")
         try:
-            before = flat(tomllib.loads(config.read_text(encoding="utf-8")))
+            before = settings_of(config.read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:
             raise UserError(f"{config} is damaged ({error}); the run cannot go on, start it anew elsewhere") from error
-        now = flat(tomllib.loads(recipe.to_toml()))
+        now = settings_of(recipe.to_toml())
         changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
         if changed:
             said = "; ".join(f"{key} was {_said(before, key)}, is now {_said(now, key)}" for key in changed)
@@ -231,11 +232,19 @@ def new_folder(name: str, root: Path = Path("runs")) -> Path:
     return root / f"{stem}-{number}"
 
 
-def flat(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def settings_of(config: str) -> dict[str, Any]:
+    """Every key of a recipe by its path; one that the version which wrote it did not know yet has its default."""
+    plain = tomllib.loads(config)
+    with suppress(UserError):  # a version that knows other keys: they are taken as they stand
+        plain = tomllib.loads(parse_recipe(plain, "config.toml").to_toml())
+    return _flat(plain)
+
+
+def _flat(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Tables within tables as one, each value by its path."""
     found: dict[str, Any] = {}
     for key, value in plain.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return found
 
 

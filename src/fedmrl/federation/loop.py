@@ -6,7 +6,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import nn
 
 from fedmrl.config import Recipe
 from fedmrl.data import Dataset, sources
@@ -22,7 +24,7 @@ from fedmrl.federation.store import DeviceStore, Kept, Store, check_store, choos
 from fedmrl.messages import Size, Tensors, Upload, copy, size
 from fedmrl.methods import Round
 from fedmrl.metrics.flops import FlopCounter
-from fedmrl.models import CNN, MLP, ModelSpec, OwnModel
+from fedmrl.models import ModelSpec
 
 OnRound = Callable[[Mapping[str, Any]], None]
 OnNotice = Callable[[str], None]
@@ -108,7 +110,7 @@ def run_seeds(
         table = recipe.models.model_copy(update={"own": [spec.label for spec in models]})
         recipe = recipe.model_copy(update={"models": table})
     place = pick_device(device)
-    seeded = [recipe.model_copy(update={"seed": seed}) for seed in seeds]
+    seeded = [recipe.model_copy(update={"seed": int(seed)}) for seed in seeds]
     if recipe.models.own is None or models is not None:
         data = data or sources.load(recipe.data)
     settings = [prepare(one, place, models, data) for one in seeded]
@@ -125,19 +127,18 @@ def _check_types(recipe: Any, seeds: Any, models: Any, data: Any, heard: Mapping
     """Refuse what is of another type than it must be: deep inside it would fail where nobody can tell why."""
     if not isinstance(recipe, Recipe):
         raise UserError(f"recipe is {recipe!r}; give a fedmrl.Recipe, as fedmrl.load_recipe makes it")
-    whole = isinstance(seeds, Sequence) and all(type(seed) is int and seed >= 0 for seed in seeds)
+    several = isinstance(seeds, Sequence | np.ndarray)
+    whole = several and all(isinstance(seed, int | np.integer) and seed >= 0 and seed is not True for seed in seeds)
     if not whole or len(set(seeds)) < len(seeds):
         raise UserError(f"seeds is {seeds!r}; give whole numbers from 0, each once, as in [0, 1, 2]")
     if models is not None:
         listed = models if isinstance(models, Sequence) and not isinstance(models, str) else [models]
         for client, model in enumerate(listed):
-            if isinstance(model, type) or not isinstance(model, OwnModel | CNN | MLP):
+            if isinstance(model, type | nn.Module) or not isinstance(model, ModelSpec):
                 raise UserError(
                     f"models: client {client}'s is a {type(model).__name__}; give a list with a fedmrl.OwnModel for each "
                     "client, which says how one is made, as in fedmrl.OwnModel('net', lambda: Net(), last='fc')"
                 )
-        if len(listed) != recipe.clients:
-            raise UserError(f"{len(listed)} models were given for {recipe.clients} clients; give one for each")
     if data is not None and not isinstance(data, Dataset):
         raise UserError(f"data is a {type(data).__name__}; leave it out, or give a fedmrl.data.Dataset")
     for name, function in heard.items():

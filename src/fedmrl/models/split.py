@@ -4,7 +4,7 @@ import copy
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -113,6 +113,7 @@ def _kind(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
+@runtime_checkable
 class ModelSpec(Protocol):
     """A kind of local model: what it is called, and how a client makes one."""
 

@@ -314,9 +314,9 @@ def _clients(outcomes: Outcomes) -> list[Data]:
 
 
 def _worth(outcomes: Outcomes, column: Column) -> str:
-    """What one test sample is of a client's accuracy, where that is much."""
+    """What one test sample is of a client's accuracy, where that is known and much."""
     found = [cell.clients.test_samples for cell in outcomes.of(column.setting, "fedmrl").cells if cell.clients]
-    return sample_worth(found[0]) if found else ""
+    return sample_worth(found[0]) if found and found[0] else ""
 
 
 def _inference(outcomes: Outcomes) -> list[Data]:

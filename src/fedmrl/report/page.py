@@ -403,7 +403,8 @@ def sample_worth(test_samples: Sequence[int]) -> str:
     if not 0 < mean <= FEW:
         return ""
     own = "1 test sample" if f"{mean:.0f}" == "1" else f"{mean:.0f} test samples"
-    return f"A client has {own} on average: one of them is {100 / mean:.0f}{NO_BREAK}points of its accuracy."
+    worth = "1 point" if f"{100 / mean:.0f}" == "1" else f"{100 / mean:.0f} points"
+    return f"A client has {own} on average: one of them is {worth.replace(' ', NO_BREAK)} of its accuracy."
 
 
 def _classes(names: str) -> list[Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmrl.errors import UserError
-from fedmrl.federation.folder import flat
+from fedmrl.federation.folder import settings_of
 from fedmrl.federation.summary import curve
 from fedmrl.federation.written import LastAndBest, Summary, parsed, read_records, read_summary, read_text
 from fedmrl.methods import METHODS
@@ -30,7 +30,7 @@ class FinishedRun:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """Every key of the recipe but the seed, by its path."""
-        return {key: value for key, value in flat(tomllib.loads(self.config)).items() if key != "seed"}
+        return {key: value for key, value in settings_of(self.config).items() if key != "seed"}
 
     def headline(self, protocol: str) -> float:
         """What a protocol reports: fair, all clients at the last round; paper, the best round's participants."""

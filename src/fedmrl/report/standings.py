@@ -72,7 +72,7 @@ class Standing:
     rank: int
     of: int
     first: bool
-    """Whether it finished, and every other that did is clearly behind."""
+    """Whether it finished, and the best other that did is clearly behind."""
     margin: Margin | None
 
     @property

@@ -40,12 +40,14 @@ class Clients(_Part):
     model: list[str]
     classes: list[list[int]]
     train_samples: list[int]
-    test_samples: list[int]
+    test_samples: list[int] | None = None
+    """Cells that were measured before they were written down do not say."""
     accuracy: Annotated[list[float], Field(min_length=1)]
 
     @model_validator(mode="after")
     def _are_as_many(self) -> Self:
-        if len({len(self.model), len(self.classes), len(self.train_samples), len(self.test_samples), len(self.accuracy)}) > 1:
+        lists = (self.model, self.classes, self.train_samples, self.test_samples, self.accuracy)
+        if len({len(of_each) for of_each in lists if of_each is not None}) > 1:
             raise ValueError("its lists are not of the same clients")
         return self
 
