@@ -453,8 +453,9 @@ def test_reproduce_lists_what_it_would_run_and_runs_it(fedmrl):
 @pytest.fixture
 def short(monkeypatch):
     """The small reproduction in a round."""
-    from fedmrl.reproduce import experiments
+    from fedmrl.reproduce import experiments, search
 
+    assert search.recipe_of is experiments.recipe_of  # it has its own name for the real one, whichever test comes first
     real = experiments.recipe_of
     monkeypatch.setattr(experiments, "recipe_of", lambda *asked: real(*asked).model_copy(update={"rounds": 1}))
 

@@ -31,14 +31,16 @@ def test_a_file_gets_plain_lines():
 
 
 def test_of_several_runs_the_time_left_of_all_is_told_by_how_long_a_round_took(monkeypatch):
-    clock = iter([0.0, 4.0, 8.0])
+    clock = iter([0.0, 4.0, 8.0, 9.0])
     overall = Overall(6)
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     overall._begun = next(clock)
     overall.begin(2)  # of which nothing is run: it was finished before
     overall.begin(2)
-    assert overall.left(1) == 4.0 * (2 + 1)
-    assert overall.left(0) == 4.0 * 2
+    assert overall.after_this() == 4.0 * 2
+    assert overall.after_this() == 4.0 * 2
+    overall.begin(2)
+    assert overall.after_this() == 0, "on the last run, what is left of all is what is left of it"
 
 
 def test_a_terminal_of_80_columns_has_room_for_the_time_left_of_all():
@@ -54,7 +56,7 @@ def test_a_file_is_told_the_time_left_of_all():
     log = io.StringIO()
     with watching(Console(file=log, width=140), "FedMRL", 1, Overall(2)) as on_round:
         on_round(record(1, participants=PARTICIPANTS))
-    assert "0 s left, 0 s of all" in log.getvalue()
+    assert "0 s left, 0 s for all methods" in log.getvalue()
 
 
 def test_long_work_says_how_much_of_it_is_left(monkeypatch):

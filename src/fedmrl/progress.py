@@ -24,10 +24,22 @@ class Overall:
         """The next run."""
         self._ahead -= rounds
 
-    def left(self, of_this: int) -> float:
-        """Seconds, after one more round, when this run has so many left."""
+    def after_this(self) -> float:
+        """Seconds that the runs to come will take; asked after each round."""
         self._seen += 1
-        return (time.monotonic() - self._begun) / self._seen * (self._ahead + of_this)
+        return (time.monotonic() - self._begun) / self._seen * self._ahead
+
+
+class _Left:
+    """The time left of one run, by its own rounds since it was begun or resumed."""
+
+    def __init__(self, rounds: int) -> None:
+        self._rounds, self._started, self._first = rounds, time.monotonic(), -1
+
+    def after(self, done: int) -> float:
+        """Seconds, so many rounds being done."""
+        self._first = done - 1 if self._first < 0 else self._first
+        return (time.monotonic() - self._started) / (done - self._first) * (self._rounds - done)
 
 
 @contextmanager
@@ -51,29 +63,28 @@ def watching(console: Console, label: str, rounds: int, overall: Overall | None 
         speed_estimate_period=3600,  # seconds: rounds may be long, and a time left is wanted after the first two
     ) as bar:
         task = bar.add_task(label, total=rounds, accuracy="", overall="")
-        describe = Description()
+        describe, left = Description(), _Left(rounds)
 
         def on_round(record: Mapping[str, Any]) -> None:
-            whole = f"(all {timedelta(seconds=round(overall.left(rounds - record['round'])))})" if overall else ""
+            own = left.after(record["round"])
+            whole = f"(all {timedelta(seconds=round(own + overall.after_this()))})" if overall else ""
             bar.update(task, completed=record["round"], accuracy=describe.short(record), overall=whole)
 
         yield on_round
 
 
 def _lines(console: Console, label: str, rounds: int, overall: Overall | None) -> OnRound:
-    started = said = time.monotonic()
-    first: int | None = None
-    describe = Description()
+    said = time.monotonic()
+    describe, left = Description(), _Left(rounds)
 
     def on_round(record: Mapping[str, Any]) -> None:
-        nonlocal said, first
-        first = record["round"] - 1 if first is None else first
+        nonlocal said
         now, done, said_of_it = time.monotonic(), record["round"], describe(record)
-        whole = f", {overall.left(rounds - done):.0f} s of all" if overall else ""
+        own = left.after(done)
+        whole = f", {own + overall.after_this():.0f} s for all methods" if overall else ""
         if now - said >= _EVERY or done == rounds:
             said = now
-            left = (now - started) / (done - first) * (rounds - done)
-            console.print(f"{label}: round {done}/{rounds}, {said_of_it}, {left:.0f} s left{whole}", soft_wrap=True)
+            console.print(f"{label}: round {done}/{rounds}, {said_of_it}, {own:.0f} s left{whole}", soft_wrap=True)
 
     return on_round
 
