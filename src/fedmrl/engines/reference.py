@@ -20,7 +20,6 @@ from fedmrl.randomness import torch_seeded
 from fedmrl.training import Phase, Sums
 
 EVALUATION_BATCH = 128  # samples: with more, what a layer puts out does not fit into a CPU's cache
-Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
@@ -48,11 +47,6 @@ class ReferenceEngine(Engine):
         """See `Engine.trained`."""
         return self._each(turns, lambda turn: self._train_one(round_, turn), f"in round {round_.index + 1}", "trains")
 
-    def encoded(self, outcomes: Sequence[Outcome], round_: Round) -> list[Outcome]:
-        """See `Engine.encoded`. Side by side too: two threads at one small matrix wait for each other more than they work."""
-        encode = super().encoded
-        return [made for (made,) in self._side_by_side(outcomes, lambda outcome: encode([outcome], round_))]
-
     def _evaluate(self, turns: Sequence[Turn], modes: Sequence[str]) -> list[Right]:
         """See `Engine.evaluate`."""
         return self._each(turns, lambda turn: self._evaluate_one(turn, modes), "with its test samples", "predicts")
@@ -68,22 +62,18 @@ class ReferenceEngine(Engine):
             ):
                 return work(turn)
 
-        return self._side_by_side(turns, in_precision)
-
-    def _side_by_side(self, items: Sequence[Item], work: Callable[[Item], Result]) -> list[Result]:
-        """The work for each item, as many at once as torch may use threads, each on its share of them."""
-        beside = min(self._threads, len(items))
+        beside = min(self._threads, len(turns))
         if beside < 2:
-            return [work(item) for item in items]
+            return [in_precision(turn) for turn in turns]
 
-        def with_its_share(item: Item) -> Result:
+        def with_its_share(turn: Turn) -> Result:
             torch.set_num_threads(self._threads // beside)  # of this thread's own work
-            return work(item)
+            return in_precision(turn)
 
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="fedmrl")
         try:
-            return list(self._pool.map(with_its_share, items))
+            return list(self._pool.map(with_its_share, turns))
         finally:
             torch.set_num_threads(self._threads)  # threads that start later take the number that was set last
 

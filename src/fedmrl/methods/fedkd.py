@@ -1,6 +1,7 @@
 """FedKD (Wu et al., 2022): mutual distillation with a small model whose updates travel as truncated factors."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from typing import Annotated, ClassVar
@@ -142,13 +143,25 @@ def singular_values(matrices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     # By its largest entry: squares of large ones would be infinite.
     scale = wide.abs().amax(dim=(1, 2), keepdim=True).clamp(min=torch.finfo(wide.dtype).tiny)
     wide = wide / scale
-    left = torch.linalg.eigh(wide @ wide.mT).eigenvectors.flip(-1)
+    with _one_thread():
+        left = torch.linalg.eigh(wide @ wide.mT).eigenvectors.flip(-1)
     right = left.mT @ wide
     s = torch.linalg.vector_norm(right, dim=-1)
     right = right / s.clamp(min=torch.finfo(s.dtype).tiny)[..., None]
     s = s * scale[:, :, 0]
     u, v = (right.mT, left.mT) if tall else (left, right)
     return u.to(matrices.dtype), s.to(matrices.dtype), v.to(matrices.dtype)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Several at one matrix of a few hundred rows wait for each other more than they work, on a busy CPU many times more."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def rebuild(content: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> Tensors:

@@ -192,7 +192,7 @@ def _won(order: Sequence[Series], protocol: str) -> tuple[str, str]:
     ahead = f"{100 * (_mean(winner, protocol) - _mean(second, protocol)):.1f}{NO_BREAK}points"
     mostly = ", on average" if wins < common else ""
     ours, theirs = percent(_mean(winner, protocol)), percent(_mean(second, protocol))
-    said = f"{winner.name} is right on {ours} of test samples and {second.name} on {theirs}"
+    said = f"{winner.name} is right on {ours} of a client’s test samples and {second.name} on {theirs}"
     first = listed([one.name for one in (winner, *level)])
     alike = level and all(percent(_mean(one, protocol)) == ours for one in level)
     limit = "" if alike else f", as far as {common} seeds can say"

@@ -12,8 +12,7 @@ COLUMNS = ("method", "accuracy", "best", "worst client", "sent", "compute", "tim
 DASH = "–"
 MEANING = (
     "accuracy: each client's on its own test samples at the end, mean over all clients; best: the best round's; worst client: "
-    "the lowest of them, which may be one that never took part; sent, compute: one client's total up and down and in training, "
-    "on average."
+    "the lowest of those that took part; sent, compute: one client's total up and down and in training, on average."
 )
 """What the columns say."""
 
@@ -41,8 +40,8 @@ def _best(summary: Mapping[str, Any]) -> float:
 
 
 def worst_client(summary: Mapping[str, Any]) -> float:
-    """The accuracy of the client that does worst."""
-    return min(float(client["accuracy"]) for client in summary["clients"])
+    """The lowest accuracy of a client that took part: the others' models are untrained, whatever the method."""
+    return min(float(client["accuracy"]) for client in summary["clients"] if client["rounds"])
 
 
 def _sent(summary: Mapping[str, Any]) -> float:
