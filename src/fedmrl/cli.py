@@ -363,7 +363,7 @@ def reproduce(
         str, typer.Argument(metavar="WHAT", help=f"{', '.join(EXPERIMENTS)}; all; search; or one cell by its name")
     ],
     quick: Annotated[bool, typer.Option("--quick", help="a small version on digits, for a CPU, in minutes")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="list what would be run, and how long it should take: a round of each is timed first")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="list what would be run, and time a round of it")] = False,
     seeds: Annotated[str | None, typer.Option(help="which seeds, separated by commas; else those of the tables")] = None,
     out_dir: Annotated[Path | None, typer.Option("--out", help="else results/paper, or results/quick")] = None,
     again: Annotated[

@@ -285,8 +285,8 @@ class Masked(nn.Module):
 @pytest.mark.parametrize(
     ("build", "cut", "reason"),
     [
-        (tied, "5", "its layer 3 shares its tensors with another layer"),
-        (used_twice, "5", "its layer 4 shares its tensors with another layer"),
+        (tied, "5", "its layer 3 (Linear) shares its tensors with another layer"),
+        (used_twice, "5", "its layer 4 (PReLU) shares its tensors with another layer"),
         (shared_relu, "6", None),
         (Masked, "last", None),
     ],
