@@ -35,7 +35,6 @@ from fedmrl.models import CNNS
 from fedmrl.progress import Overall, watching, working
 from fedmrl.report.tables import COLUMNS, MEANING, amount, time_said
 from fedmrl.report.tensorboard import writing
-from fedmrl.reproduce.cells import Cell
 from fedmrl.reproduce.experiments import EXPERIMENTS, Scale, Wanted
 from fedmrl.reproduce.measure import Clock
 
@@ -359,13 +358,16 @@ def report(
 
 @app.command()
 def reproduce(
-    what: Annotated[
-        str, typer.Argument(metavar="WHAT", help=f"{', '.join(EXPERIMENTS)}; all; search; or one cell by its name")
-    ],
-    quick: Annotated[bool, typer.Option("--quick", help="a small version on digits, for a CPU, in minutes")] = False,
+    what: Annotated[str, typer.Argument(metavar="WHAT", help=f"{', '.join(EXPERIMENTS)}; all; or one cell by its name")],
+    scale_name: Annotated[
+        str, typer.Option("--scale", help="paper; cpu: fewer rounds, hours on two cores; quick: digits, in minutes")
+    ] = "paper",
+    quick: Annotated[bool, typer.Option("--quick", help="the same as --scale quick")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="list what would be run, and time a round of it")] = False,
     seeds: Annotated[str | None, typer.Option(help="which seeds, separated by commas; else those of the tables")] = None,
-    out_dir: Annotated[Path | None, typer.Option("--out", help="else results/paper, or results/quick")] = None,
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="else results/paper, results/paper-cpu or results/quick")
+    ] = None,
     again: Annotated[
         bool, typer.Option("--again", help="measure it once more, into again/ of that folder, and compare with what is stored")
     ] = False,
@@ -380,68 +382,72 @@ def reproduce(
 ) -> None:
     """Measure the paper's tables and figures. What is measured is skipped; a run that was stopped goes on."""
     from fedmrl.reproduce.again import folder_of
-    from fedmrl.reproduce.experiments import PAPER, QUICK
-    from fedmrl.reproduce.measure import forget, measure_all, measured, missing
-    from fedmrl.reproduce.search import find
+    from fedmrl.reproduce.cells import read_cells
+    from fedmrl.reproduce.experiments import find
+    from fedmrl.reproduce.measure import forget, measure_all, missing
 
-    started, scale = time.monotonic(), QUICK if quick else PAPER
-    folder = out_dir or Path("results") / scale.name
-    found = find(what, scale)
-    if seeds is not None:
-        found = [replace(one, seeds=tuple(_seeds(seeds, 0))) for one in found]
+    started, scale = time.monotonic(), _scale(scale_name, quick)
+    folder = out_dir or Path("results") / scale.folder
+    place = folder_of(folder) if again else folder
+
+    def found() -> list[Wanted]:
+        """What is wanted: it may grow by what is measured meanwhile."""
+        named = find(what, scale, read_cells(folder))
+        return named if seeds is None else [replace(one, seeds=tuple(_seeds(seeds, 0))) for one in named]
+
     check_engine(engine)
     pick_device(device)
-    place = folder_of(folder) if again else folder
-    left = missing(found, place) or (found if again else [])
+    left = missing(found(), place) or (found() if again else [])
     if dry_run:
-        _print_plan(found, left, Clock(folder, device, tell=_notice))
+        _print_plan(found(), left, Clock(folder, device, tell=_notice))
         return
     if again:
         forget(left, place)
     once_more = "" if left else "; --again measures them once more"
-    _notice(f"{len(found) - len(left)} of {len(found)} cells are measured in {place}{once_more}")
+    _notice(f"{len(found()) - len(left)} of {len(found())} cells are measured in {place}{once_more}")
 
     def watch(one: Wanted) -> Any:
-        return watching(err, f"{one.name}, {_plural('seed', one.seeds)}", one.recipe.rounds)
+        return watching(err, one.label, one.recipe.rounds)
 
-    until = math.inf if minutes is None else started + 60 * minutes
-    ends = measure_all(
-        left, place, jobs=jobs, quick=quick, device=device, engine=engine, watch=watch, until=until, at_once=at_once
-    )
+    until, failed = math.inf if minutes is None else started + 60 * minutes, False
     try:
-        with closing(ends):
-            for ended in ends:
-                _notice(f"{ended.name}: {ended.said}; {time_said(ended.seconds_left)} left")
+        while left and not failed and time.monotonic() < until:
+            stage = min(one.stage for one in left)
+            now = [one for one in left if one.stage == stage]
+            ends = measure_all(
+                now, place, jobs=jobs, scale=scale, device=device, engine=engine, watch=watch, until=until, at_once=at_once
+            )
+            with closing(ends):
+                for ended in ends:
+                    _notice(f"{ended.name}: {ended.said}; {time_said(ended.seconds_left)} left{_of_stage(stage)}")
+            left = missing(found(), place)
+            failed = any(one.stage == stage for one in left)
     except (InterruptedRun, KeyboardInterrupt):
         _end("stopped; the same command goes on from here", 130)
-    unmeasured, time_is_up = missing(found, place), time.monotonic() >= until
-    if unmeasured:
+    time_is_up = time.monotonic() >= until
+    if left:
         why = "the time is up" if time_is_up else "some runs failed"
-        _notice(f"{why}: {len(unmeasured)} of {len(found)} cells are left; the same command goes on from here")
-    if what == "search":
-        _print_search(measured(found, place), place)
+        _notice(f"{why}: {len(left)} of {len(found())} cells are left; the same command goes on from here")
     if again:
-        _print_again(found, folder)
+        _print_again(found(), folder)
     elif report:
         _print_reproduction(folder, scale)
-    if unmeasured and not time_is_up:
+    if left and not time_is_up:
         raise typer.Exit(1)
 
 
-def _print_search(cells: Sequence[Cell], folder: Path) -> None:
-    from fedmrl.reproduce.search import COLUMNS as SEARCH_COLUMNS
-    from fedmrl.reproduce.search import lines_of_chosen, page, results
+def _scale(name: str, quick: bool) -> Scale:
+    from fedmrl.reproduce.experiments import SCALES
 
-    if not cells:
-        return
-    table = _table("The search: all clients, last round", *SEARCH_COLUMNS)
-    for row in results(cells):
-        table.add_row(*row)
-    out.print(table)
-    out.print("For chosen.toml, of methods of which every point is measured:")
-    out.print(lines_of_chosen(cells), markup=False, soft_wrap=True)
-    write_whole(folder / "search.md", page(cells))
-    out.print(f"Search: {folder / 'search.md'}", soft_wrap=True, markup=False)
+    if name not in SCALES:
+        raise UserError(f"--scale: there is no {name!r}; choose {', '.join(SCALES)}")
+    if quick and name not in ("paper", "quick"):
+        raise UserError(f"--quick is --scale quick, and --scale {name} was given; choose one of them")
+    return SCALES["quick" if quick else name]
+
+
+def _of_stage(stage: int) -> str:
+    return f" of stage {stage}" if stage else ""
 
 
 def _print_again(found: Sequence[Wanted], folder: Path) -> None:
@@ -456,17 +462,16 @@ def _print_again(found: Sequence[Wanted], folder: Path) -> None:
 
 
 def _print_plan(found: Sequence[Wanted], left: Sequence[Wanted], clock: Clock) -> None:
-    missing = {one.name: one for one in left}
     table = _table(f"On {clock.device}", "cell", "seeds", "left", "estimate")
     total, sources_of = 0.0, set[str]()
     for one in found:
-        seeds = missing[one.name].seeds if one.name in missing else ()
-        estimate = clock.estimate(missing[one.name]) if seeds else None
+        rest = next((other for other in left if other.name == one.name and {*other.seeds} <= {*one.seeds}), None)
+        estimate = clock.estimate(rest) if rest else None
         total += estimate.seconds if estimate else 0.0
         table.add_row(
             one.name,
             ", ".join(map(str, one.seeds)),
-            str(len(seeds)),
+            str(len(rest.seeds) if rest else 0),
             time_said(estimate.seconds) if estimate else "",
         )
         sources_of |= {estimate.source} if estimate else set()
@@ -495,15 +500,6 @@ def _print_reproduction(folder: Path, scale: Scale) -> None:
     for what, path in {**places, "Each run": folder / "cells"}.items():
         if path:
             out.print(f"{what}: {path}", soft_wrap=True, markup=False)
-
-
-def _plural(word: str, values: Sequence[int]) -> str:
-    """The values with their name.
-
-    >>> _plural("seed", [0]), _plural("seed", [0, 1])
-    ('seed 0', 'seeds 0, 1')
-    """
-    return f"{word}{'s' if len(values) > 1 else ''} {', '.join(map(str, values))}"
 
 
 @app.command()

@@ -1,5 +1,6 @@
 """What travels between a client and the server, and how much it is, counted from the messages themselves."""
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -37,6 +38,23 @@ def size(content: Mapping[str, Tensor]) -> Size:
     """
     tensors = content.values()
     return Size(sum(t.numel() for t in tensors), sum(t.numel() * t.element_size() for t in tensors))
+
+
+def sha256(contents: Iterable[Mapping[str, Tensor]]) -> str:
+    """A fingerprint of all names, types, shapes and values, down to the last bit.
+
+    >>> same = sha256([{"w": torch.ones(2)}]) == sha256([{"w": torch.ones(2)}])
+    >>> same, sha256([{"w": torch.ones(2)}]) == sha256([{"w": torch.ones(1, 2)}])
+    (True, False)
+    """
+    digest = hashlib.sha256()
+    for content in contents:
+        for name in sorted(content):
+            tensor = content[name].detach().cpu().contiguous()
+            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)};".encode())
+            digest.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+        digest.update(b"/")
+    return digest.hexdigest()
 
 
 def copy(content: Mapping[str, Tensor]) -> Tensors:

@@ -34,6 +34,8 @@ class Snapshot:
     records: tuple[dict[str, Any], ...] = ()
     seconds: float = 0.0
     """What it has taken until here, however often it was stopped."""
+    cpu_seconds: float = 0.0
+    """Of all cores together, over the same time."""
     engines: tuple[str, ...] = ()
     """What its rounds were made by and on, each once: a run may go on elsewhere than it began."""
     devices: tuple[str, ...] = ()
@@ -48,6 +50,7 @@ class _Index(Part):
     last_round: dict[NonNegativeInt, NonNegativeInt]
     times: dict[NonNegativeInt, PositiveInt]
     seconds: float = 0
+    cpu_seconds: float = 0
     engines: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
 
@@ -88,6 +91,7 @@ class Checkpoint:
             "last_round": {str(client): r for client, r in snapshot.last_round.items()},
             "times": {str(client): n for client, n in snapshot.times.items()},
             "seconds": snapshot.seconds,
+            "cpu_seconds": snapshot.cpu_seconds,
             "engines": snapshot.engines,
             "devices": snapshot.devices,
         }
@@ -126,6 +130,7 @@ class Checkpoint:
                 state.last_round,
                 state.times,
                 seconds=state.seconds,
+                cpu_seconds=state.cpu_seconds,
                 engines=state.engines,
                 devices=state.devices,
             )

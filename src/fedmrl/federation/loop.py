@@ -21,7 +21,7 @@ from fedmrl.federation.folder import RunFolder, refuse_used
 from fedmrl.federation.setup import prepare, schedule
 from fedmrl.federation.stopwatch import Stopwatch
 from fedmrl.federation.store import DeviceStore, Kept, Store, check_store, choose, make_store
-from fedmrl.messages import Size, Tensors, Upload, copy, size
+from fedmrl.messages import Size, Tensors, Upload, copy, sha256, size
 from fedmrl.methods import Round
 from fedmrl.metrics.flops import FlopCounter
 from fedmrl.models import ModelSpec
@@ -278,6 +278,7 @@ class Federation:
         self.now = (folder.load(self.store) if folder else None) or Snapshot(0, self.start)
         self._check_fits(self.now)
         self._begun = (time.monotonic() if begun is None else begun) - self.now.seconds
+        self._cpu_begun = time.process_time() - self.now.cpu_seconds
         self.engines = _each_once(*self.now.engines, self.engine.name)
         self.devices = _each_once(*self.now.devices, summaries.device_name(setting.device))
         facts = summaries.facts(recipe, setting, self.engines, self.devices, together)
@@ -292,8 +293,17 @@ class Federation:
         """Since the run began, without the time that it lay stopped."""
         return time.monotonic() - self._begun
 
+    @property
+    def cpu_seconds(self) -> float:
+        """What this process has computed since then, all cores together."""
+        return time.process_time() - self._cpu_begun
+
+    @property
+    def _times(self) -> dict[str, float]:
+        return {"wall_seconds": self.seconds, "cpu_seconds": self.cpu_seconds}
+
     def close(self) -> None:
-        """What runs beside it ends, and the store."""
+        """Stops the worker thread and closes the store."""
         self._first.close()
         self.store.close()
 
@@ -365,6 +375,7 @@ class Federation:
             times,
             (*now.records, record),
             self.seconds,
+            self.cpu_seconds,
             self.engines,
             self.devices,
         )
@@ -451,7 +462,10 @@ class Federation:
             self.folder.save_last(self.now)
         everyone = range(self.recipe.clients)
         final = yield from self._evaluation(everyone, self.now.states, self.now.server, self.method.modes)
-        facts = {**self.facts, "wall_seconds": self.seconds}
+        # Clients that never took part are not hashed: their states follow from the seed.
+        states = (self.store.load(self.now.states[client]) for client in sorted(self.now.states))
+        digest = sha256([self.now.server, *states])
+        facts = {**self.facts, **self._times, "states_sha256": digest}
         summary = summaries.summarise(self.recipe, self.setting, self.now, final, facts)
         if self.folder:
             self.folder.write_clients(summary["clients"])
@@ -462,7 +476,7 @@ class Federation:
         """Save what there is."""
         if self.folder:
             self.folder.write_records(self.now)
-            self.folder.save(replace(self.now, seconds=self.seconds))
+            self.folder.save(replace(self.now, seconds=self.seconds, cpu_seconds=self.cpu_seconds))
         return InterruptedRun(self.now.rounds, self.recipe.rounds, self.folder.path if self.folder else None)
 
     def diverged(self, error: DivergedError) -> None:
@@ -470,7 +484,7 @@ class Federation:
         if self.folder:
             self.folder.write_records(self.now)
             at = {"client": error.client, "round": error.round + 1, "reason": str(error)}
-            facts = {**self.facts, "wall_seconds": self.seconds}
+            facts = {**self.facts, **self._times}
             self.folder.write_summary({"status": "diverged", **facts, "diverged": at})
 
 

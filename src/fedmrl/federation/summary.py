@@ -2,6 +2,8 @@
 
 import platform
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -106,7 +108,25 @@ def device_name(device: torch.device) -> str:
     """What something ran on."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    return f"{cpu_name()}, {torch.get_num_threads()} threads"
+
+
+@cache
+def cpu_name() -> str:
+    """The CPU's model as the system names it, with family and model number where there are: virtual machines hide the rest.
+
+    >>> bool(cpu_name())
+    True
+    """
+    try:
+        first = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n", 1)[0]
+    except OSError:
+        return f"{platform.machine()} CPU"
+    said = dict(line.split(":", 1) for line in first.splitlines() if ":" in line)
+    found = {key.strip(): value.strip() for key, value in said.items()}
+    numbers = [f"{word} {found[key]}" for word, key in (("family", "cpu family"), ("model", "model")) if key in found]
+    name = found.get("model name", f"{platform.machine()} CPU")
+    return f"{name} ({', '.join(numbers)})" if numbers else name
 
 
 def mean(values: Any) -> float:

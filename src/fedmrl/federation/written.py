@@ -82,6 +82,8 @@ class Summary(Part):
     seconds: dict[str, float]
     wall_seconds: float = 0
     """Of the whole run; runs of version 0.1 do not say."""
+    cpu_seconds: float = 0
+    """Of all cores together."""
     together: int = 1
     """How many seeds were run as one; `seconds` are of all of them."""
     clients: list[Client]

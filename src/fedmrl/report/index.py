@@ -404,7 +404,7 @@ def _runs(cells: Sequence[Cell], outcomes: Outcomes) -> Data:
             {
                 "name": f"{cell.setting}/{cell.variant}", "seed": cell.seed, "seconds": round(own, 1),
                 "fair": _share(cell.measured("fair")), "paper": _share(cell.measured("paper")),
-                "together": cell.together, "machine": machine, "hash": cell.hash, "command": cell.command,
+                "together": cell.together, "machine": machine, "command": cell.command,
                 **({"diverged": str((cell.diverged or {}).get("reason", ""))} if cell.status == "diverged" else {}),
                 **({"other": True} if cell.key in outcomes.left_out else {}),
             }

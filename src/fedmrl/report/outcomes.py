@@ -3,14 +3,14 @@
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
-from typing import Any, Literal, TypeVar
+from functools import cached_property
+from typing import Literal, TypeVar
 
 import numpy as np
 
 from fedmrl.methods import METHODS
-from fedmrl.reproduce.cells import PROTOCOLS, Cell, Protocol, by_variant, hash_of
-from fedmrl.reproduce.experiments import METHOD_ORDER, PAPER, QUICK, Scale, Wanted, dim_variant, printed, wanted
+from fedmrl.reproduce.cells import PROTOCOLS, Cell, Protocol, by_variant
+from fedmrl.reproduce.experiments import EXPERIMENTS, METHOD_ORDER, Scale, Wanted, dim_variant, printed, seeds_said, wanted
 
 T = TypeVar("T")
 State = Literal["finished", "diverged", "missing", "apart"]
@@ -19,10 +19,11 @@ Kind = Literal["heterogeneous", "homogeneous"]
 DATASET_TITLES: Mapping[str, str] = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "digits": "Digits"}
 PROTOCOL_TITLES: Mapping[Protocol, str] = {
     "fair": f"Fair protocol ({PROTOCOLS['fair']})",
+    "own": f"Own copies ({PROTOCOLS['own']})",
     "paper": f"The paper's protocol ({PROTOCOLS['paper']})",
 }
 TITLES: Mapping[str, str] = {method: METHODS[method].title for method in METHOD_ORDER}
-WHOSE: Mapping[Protocol, Literal["all", "participants"]] = {"fair": "all", "paper": "participants"}
+WHOSE: Mapping[Protocol, Literal["all", "participants"]] = {"fair": "all", "own": "all", "paper": "participants"}
 """The clients whose accuracy a protocol looks at."""
 COSTS: Mapping[str, str] = {"rounds": "rounds", "parameters": "parameters", "flops": "FLOPs"}
 """What is counted until a target is reached, and what it is called."""
@@ -108,11 +109,11 @@ class Outcome:
 
     def cost(self, protocol: Protocol, target: float, what: str) -> Cost | None:
         """Rounds, parameters or FLOPs per client to a target, if all seeds finished and say so."""
-        entries = [entry for cell in self.cells for entry in cell.targets if _is_about(entry, target, WHOSE[protocol])]
-        if self.state != "finished" or len(entries) < len(self.cells):
+        if self.state != "finished":
             return None
-        key = what if protocol == "fair" or what == "rounds" else f"paper_{what}"
-        return Cost(tuple(float(entry[key]) for entry in entries if entry["reached"]), len(entries))
+        entries = [cell.cost(protocol, target) for cell in self.cells]
+        key = f"paper_{what}" if protocol == "paper" and what != "rounds" else what
+        return Cost(tuple(float(getattr(entry, key)) for entry in entries if entry.reached), len(entries))
 
     def how_diverged(self) -> str:
         """Such as `in round 12`, or `in round 12 with 1 of 3 seeds`."""
@@ -120,10 +121,6 @@ class Outcome:
         first = min((at["round"] for at in failed if "round" in at), default=None)
         said = ["" if first is None else f"in round {first}", f"with {len(failed)} of {len(self.cells)} seeds"]
         return " ".join(said if len(self.cells) > 1 else said[:1]).strip()
-
-
-def _is_about(entry: Mapping[str, Any], target: float, whose: str) -> bool:
-    return bool(entry["accuracy_of"] == whose and abs(entry["target"] - target) < 1e-9)
 
 
 def comparable(found: Mapping[T, Outcome]) -> dict[T, Outcome]:
@@ -150,16 +147,6 @@ def fewer_seeds(found: Mapping[T, Outcome]) -> dict[T, str]:
 def finished_seeds(found: Iterable[Outcome]) -> set[int]:
     """The seeds of all that finished."""
     return {seed for outcome in found if outcome.state == "finished" for seed in outcome.seeds}
-
-
-def seeds_said(seeds: Iterable[int]) -> str:
-    """Seeds in words.
-
-    >>> seeds_said([0]), seeds_said([2, 0])
-    ('seed 0', 'seeds 0, 2')
-    """
-    every = sorted(set(seeds))
-    return f"seed{'' if len(every) == 1 else 's'} {', '.join(map(str, every))}"
 
 
 @dataclass(frozen=True)
@@ -193,12 +180,6 @@ def dataset_title(dataset: str) -> str:
     return DATASET_TITLES.get(dataset, dataset)
 
 
-@cache
-def _wanted(what: str, scale: str) -> list[Wanted]:
-    """Made once for a scale's name: reading all its recipes takes most of the time that a table does."""
-    return wanted(what, {"paper": PAPER, "quick": QUICK}[scale])
-
-
 class Outcomes:
     """The cells of a reproduction, looked up by what a table or figure asks for.
 
@@ -208,8 +189,9 @@ class Outcomes:
 
     def __init__(self, cells: Sequence[Cell], scale: Scale) -> None:
         self.scale = scale
-        hashes = {(one.setting, one.variant): hash_of(one.recipe) for one in self.wanted("all")}
-        kept = [cell for cell in cells if cell.hash == hashes.get((cell.setting, cell.variant), cell.hash)]
+        self._wanted = {what: wanted(what, scale, cells) for what in (*EXPERIMENTS, "all")}
+        recipes = {(one.setting, one.variant): one.recipe for one in self.wanted("all")}
+        kept = [cell for cell in cells if (today := recipes.get(cell.key[:2])) is None or cell.is_of(today)]
         self.left_out = {cell.key for cell in cells} - {cell.key for cell in kept}
         self._cells = {
             key: Outcome(tuple(sorted(found, key=lambda cell: cell.seed))) for key, found in by_variant(kept).items()
@@ -217,7 +199,7 @@ class Outcomes:
 
     def wanted(self, what: str) -> list[Wanted]:
         """The runs of an experiment, or of all of them."""
-        return _wanted(what, self.scale.name)
+        return self._wanted[what]
 
     def runs(self, what: str) -> list[Cell | None]:
         """A cell for each run of an experiment; None where it is not measured."""
@@ -292,4 +274,4 @@ class Outcomes:
     @property
     def has_paper(self) -> bool:
         """Whether the paper has these experiments, and so numbers to stand beside ours."""
-        return self.scale.name == "paper"
+        return self.scale.has_paper

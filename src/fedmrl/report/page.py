@@ -22,9 +22,10 @@ from fedmrl.errors import UserError
 from fedmrl.files import write_whole
 from fedmrl.report import tables
 from fedmrl.report.looks import Look, looks_of
-from fedmrl.report.outcomes import WHOSE, seeds_said
+from fedmrl.report.outcomes import WHOSE
 from fedmrl.report.runs import FinishedRun, Series, differing, find_runs, make_series
 from fedmrl.report.tables import DASH
+from fedmrl.reproduce.experiments import seeds_said
 
 PROTOCOLS = {
     "fair": {

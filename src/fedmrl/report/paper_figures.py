@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from fedmrl.files import replacing
 from fedmrl.report.figures import new_figure
 from fedmrl.report.looks import LOOKS, WITHOUT_MRL
-from fedmrl.report.outcomes import COSTS, TITLES, WHOSE, Outcome, Outcomes, comparable, fewer_seeds, finished_seeds, seeds_said
+from fedmrl.report.outcomes import COSTS, TITLES, WHOSE, Outcome, Outcomes, comparable, fewer_seeds, finished_seeds
 from fedmrl.report.tables import count
 from fedmrl.reproduce.cells import Cell, Protocol
-from fedmrl.reproduce.experiments import METHOD_ORDER, SAME_CATEGORY, Scale, class_setting
+from fedmrl.reproduce.experiments import METHOD_ORDER, SAME_CATEGORY, Scale, class_setting, seeds_said
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -289,7 +289,11 @@ def gains(ours: Outcome, theirs: Outcome) -> Gains | None:
     pairs = [(a, b) for a, b in pairs if _split(a) is not None and _split(a) == _split(b)]
     if not pairs:
         return None
-    points = [100 * (np.array(a.clients.accuracy) - np.array(b.clients.accuracy)) for a, b in pairs if a.clients and b.clients]
+    points = [
+        100 * (np.array(a.clients.accuracy("fair")) - np.array(b.clients.accuracy("fair")))
+        for a, b in pairs
+        if a.clients and b.clients
+    ]
     shares = tuple(100 * float(np.mean(of_seed > 0)) for of_seed in points)
     seeds = [cell.seed for cell, _ in pairs]
     if len(pairs) == 1:

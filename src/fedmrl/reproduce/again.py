@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmrl.reproduce.cells import PROTOCOLS, Cell, Protocol, hash_of, read_cells
+from fedmrl.reproduce.cells import PROTOCOLS, Cell, Protocol, read_cells
 from fedmrl.reproduce.experiments import Wanted
 
 COLUMNS = ("cell", "seed", "protocol", "stored", "again", "difference", "spread over seeds")
@@ -27,8 +27,8 @@ def repeated(wanted: Iterable[Wanted], folder: Path) -> Iterator[tuple[str, ...]
 
 
 def _of(one: Wanted, cells: Iterable[Cell]) -> dict[int, Cell]:
-    same = (one.setting, one.variant, hash_of(one.recipe))
-    return {cell.seed: cell for cell in cells if (cell.setting, cell.variant, cell.hash) == same}
+    same = (one.setting, one.variant)
+    return {cell.seed: cell for cell in cells if (cell.setting, cell.variant) == same and cell.is_of(one.recipe)}
 
 
 def _row(one: Wanted, seed: int, protocol: Protocol, before: dict[int, Cell], now: dict[int, Cell]) -> tuple[str, ...]:

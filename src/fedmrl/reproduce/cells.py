@@ -6,12 +6,13 @@ Tables, figures and the page of a reproduction are made from these files alone.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
-from fedmrl.config import Recipe
+from fedmrl.config import Recipe, parse_recipe
 from fedmrl.errors import DivergedError, UserError
 from fedmrl.federation.loop import Run
 from fedmrl.federation.summary import curve
@@ -19,15 +20,18 @@ from fedmrl.federation.written import Part, Target, first_problem
 from fedmrl.files import write_whole
 from fedmrl.version import NUMBERS
 
-Protocol = Literal["paper", "fair"]
+Protocol = Literal["fair", "own", "paper"]
 PROTOCOLS: Mapping[Protocol, str] = {
+    "fair": "last round, all clients, with the shared part that the server has last",
+    "own": "last round, all clients, with the copy of the shared part that each trained last",
     "paper": "best round, its participants, each with the model it has just trained",
-    "fair": "last round, all clients, with what the server has last",
 }
+"""Whose accuracy counts, the headline first. The same rule for every method."""
 
 
 Whose = Literal["all", "participants"]
 WHOSE: tuple[Whose, ...] = ("all", "participants")
+View = Literal["own", "aggregated"]
 
 
 class _Part(BaseModel):
@@ -40,16 +44,24 @@ class Clients(_Part):
     model: list[str]
     classes: list[list[int]]
     train_samples: list[int]
-    test_samples: list[int] | None = None
-    """Cells that were measured before they were written down do not say."""
-    accuracy: Annotated[list[float], Field(min_length=1)]
+    test_samples: list[int]
+    rounds: list[int]
+    """In how many rounds each took part."""
+    own: Annotated[list[float], Field(min_length=1)]
+    """Accuracy with the copy of the shared part that each trained last."""
+    aggregated: list[float] | None = None
+    """Accuracy with the shared part that the server has last; None where predictions do not depend on it."""
 
     @model_validator(mode="after")
-    def _are_as_many(self) -> Self:
-        lists = (self.model, self.classes, self.train_samples, self.test_samples, self.accuracy)
+    def _same_length(self) -> Self:
+        lists = (self.model, self.classes, self.train_samples, self.test_samples, self.rounds, self.own, self.aggregated)
         if len({len(of_each) for of_each in lists if of_each is not None}) > 1:
             raise ValueError("its lists are not of the same clients")
         return self
+
+    def accuracy(self, protocol: Protocol) -> list[float]:
+        """Each client's accuracy after the last round: of the client's own copy, or (`fair`) with what the server has."""
+        return self.aggregated if protocol == "fair" and self.aggregated is not None else self.own
 
 
 class Curve(_Part):
@@ -60,9 +72,29 @@ class Curve(_Part):
     aggregated: list[float] | None = None
 
     @model_validator(mode="after")
-    def _are_as_long(self) -> Self:
+    def _same_length(self) -> Self:
         if any(len(values) != len(self.rounds) for values in (self.own, self.aggregated) if values is not None):
             raise ValueError("it does not have a value for each of its rounds")
+        return self
+
+    def accuracy(self, protocol: Protocol) -> list[float]:
+        """The values that a protocol counts."""
+        return self.aggregated if protocol == "fair" and self.aggregated is not None else self.own
+
+
+class Spent(_Part):
+    """What all clients together had spent by the end of each round, from the first to the last."""
+
+    turns: list[int]
+    """How many times a client had taken part."""
+    parameters: list[int]
+    """Numbers sent and received."""
+    flops: list[float]
+
+    @model_validator(mode="after")
+    def _same_length(self) -> Self:
+        if not len(self.turns) == len(self.parameters) == len(self.flops):
+            raise ValueError("its lists are not of the same rounds")
         return self
 
 
@@ -112,6 +144,10 @@ def _like(shape: type[Part]) -> BeforeValidator:
 class Cell(_Part):
     """One run of a reproduction. What came out is missing where it diverged."""
 
+    format: Literal[2] = 2
+    """Counted up when the file changes so that older ones cannot be read any more."""
+    numbers: int
+    """`fedmrl.version.NUMBERS` when it was measured."""
     setting: str
     """The federation, such as `cifar10-n100`: dataset, clients, how data is dealt, which models."""
     variant: str
@@ -122,8 +158,6 @@ class Cell(_Part):
     command: str
     recipe: Annotated[dict[str, Any], _like(_Recipe)]
     """Resolved, without its seed."""
-    hash: str
-    """Of the recipe, and of which numbers fedmrl gives."""
     status: Literal["finished", "diverged"]
     device: str
     engine: str
@@ -134,19 +168,23 @@ class Cell(_Part):
     """How many such runs shared the device."""
     wall_seconds: float
     """From start to end, of all seeds that were run as one, without the time that they lay stopped."""
+    cpu_seconds: float = 0
+    """Of all cores together, over the same time."""
     diverged: Annotated[dict[str, Any], _like(_Where)] | None = None
-    view: Literal["own", "aggregated"] = "own"
+    view: View = "own"
     mode: str = ""
     accuracy: dict[str, dict[str, dict[str, Annotated[dict[str, float], _like(_Accuracy)]]]] = {}
     """By whose (all, participants), view and mode: last, best, best_round."""
     inference: dict[str, dict[str, float]] = {}
     """At the end, by view and mode, mean over all clients."""
-    targets: list[Annotated[dict[str, Any], _like(Target)]] = []
     communication: dict[str, dict[str, float]] = {}
     flops: float = 0
     seconds: dict[str, float] = {}
     curves: dict[Whose, Curve] = {}
+    spent: Spent | None = None
     clients: Clients | None = None
+    states_sha256: str = ""
+    """Of the server's and every client's state at the end: two runs with the same one agree to the last bit."""
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -155,13 +193,15 @@ class Cell(_Part):
             if self.diverged is None:
                 raise ValueError("diverged is missing")
             return self
-        for whose, view in (("all", self.view), ("participants", "own")):
+        for whose, view in (("all", self.view), ("all", "own"), ("participants", "own")):
             if self.mode not in self.accuracy.get(whose, {}).get(view, {}):
                 raise ValueError(f"accuracy.{whose}.{view}.{self.mode} is missing")
         if len(self.curves) < len(WHOSE):
             raise ValueError("a curve is missing")
         if self.clients is None:
             raise ValueError("clients is missing")
+        if self.spent is None or len(self.spent.turns) < max(self.curves["participants"].rounds):
+            raise ValueError("spent is missing, or shorter than the run")
         return self
 
     @property
@@ -180,7 +220,35 @@ class Cell(_Part):
             return None
         if protocol == "paper":
             return self.accuracy["participants"]["own"][self.mode]["best"]
-        return self.accuracy["all"][self.view][self.mode]["last"]
+        return self.accuracy["all"][self.view if protocol == "fair" else "own"][self.mode]["last"]
+
+    def curve(self, protocol: Protocol) -> list[tuple[int, float]]:
+        """Round and accuracy of those whom a protocol looks at; empty if it diverged."""
+        found = self.curves.get("participants" if protocol == "paper" else "all")
+        return list(zip(found.rounds, found.accuracy(protocol), strict=True)) if found else []
+
+    def cost(self, protocol: Protocol, target: float) -> Target:
+        """What it took until the accuracy that a protocol looks at was reached."""
+        whose = "participants" if protocol == "paper" else "all"
+        reached = next((index for index, accuracy in self.curve(protocol) if accuracy >= target), None)
+        if reached is None or self.spent is None:
+            return Target(target=target, accuracy_of=whose, reached=False)
+        turns, parameters, flops = (of[reached - 1] for of in (self.spent.turns, self.spent.parameters, self.spent.flops))
+        clients = self.recipe["clients"]
+        return Target(
+            target=target, accuracy_of=whose, reached=True, rounds=reached, parameters=parameters / clients,
+            flops=flops / clients, paper_parameters=parameters / turns * reached, paper_flops=flops / turns * reached,
+        )  # fmt: skip
+
+    def is_of(self, recipe: Recipe) -> bool:
+        """Whether this recipe would give the same today: each key that the cell recorded has that value, and each that it
+        lacks, being newer, has its default.
+        """
+        try:
+            recorded = parse_recipe(self.recipe, source=self.variant)
+        except UserError:  # a key that there is no more, or a value that it may not have
+            return False
+        return self.numbers == NUMBERS and without_seed(recorded) == without_seed(recipe)
 
 
 def hash_of(recipe: Recipe) -> str:
@@ -189,54 +257,63 @@ def hash_of(recipe: Recipe) -> str:
     >>> hash_of(Recipe(seed=1)) == hash_of(Recipe(seed=2)), hash_of(Recipe(rounds=1)) == hash_of(Recipe(rounds=2))
     (True, False)
     """
-    said = {"numbers": NUMBERS, **_without_seed(recipe)}
+    said = {"numbers": NUMBERS, **without_seed(recipe)}
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _without_seed(recipe: Recipe) -> dict[str, Any]:
+def without_seed(recipe: Recipe) -> dict[str, Any]:
+    """All that a recipe says, its seed aside."""
     return {key: value for key, value in recipe.resolved().items() if key != "seed"}
 
 
 def cell_of(setting: str, variant: str, recipe: Recipe, outcome: Run | DivergedError, facts: Mapping[str, Any]) -> Cell:
     """A run's cell. `facts` are the fields that only who ran it knows."""
     known = {
-        "setting": setting, "variant": variant, "method": recipe.method.name, "title": recipe.method.title, "seed": recipe.seed,
-        "recipe": _without_seed(recipe), "hash": hash_of(recipe), **facts,
+        "numbers": NUMBERS, "setting": setting, "variant": variant, "method": recipe.method.name,
+        "title": recipe.method.title, "seed": recipe.seed, "recipe": without_seed(recipe), **facts,
     }  # fmt: skip
     if isinstance(outcome, DivergedError):
         at = {"client": outcome.client, "round": outcome.round + 1, "reason": str(outcome)}
         return Cell(**known, status="diverged", diverged=at)
     summary = outcome.summary
     same = (
-        "view",
-        "mode",
-        "accuracy",
-        "inference",
-        "targets",
-        "communication",
-        "flops",
-        "seconds",
-        "device",
-        "engine",
-        "versions",
+        "view", "mode", "accuracy", "inference", "communication", "flops", "seconds", "device", "engine", "versions",
+        "states_sha256",
+    )  # fmt: skip
+    return Cell(
+        **known | {name: summary[name] for name in same},
+        status="finished",
+        clients=_clients(summary),
+        curves={whose: _curve(outcome.records, whose, summary) for whose in WHOSE},
+        spent=_spent(outcome.records),
     )
-    rows = summary["clients"]
-    clients = Clients(
-        model=[row["model"] for row in rows],
-        classes=[[int(label) for label in row["classes"].split()] for row in rows],
-        train_samples=[row["train_samples"] for row in rows],
-        test_samples=[row["test_samples"] for row in rows],
-        accuracy=[round(row["accuracy"], 4) for row in rows],
-    )
-    curves = {whose: _curve(outcome.records, whose, summary) for whose in WHOSE}
-    return Cell(**known | {name: summary[name] for name in same}, status="finished", clients=clients, curves=curves)
+
+
+def _clients(summary: Mapping[str, Any]) -> Clients:
+    rows, mode = summary["clients"], summary["mode"]
+    views = {view: [_rounded(row[f"{view}_{mode}"]) for row in rows] for view in summary["inference"]}
+    plain = {name: [row[name] for row in rows] for name in ("model", "train_samples", "test_samples", "rounds")}
+    classes = [[int(label) for label in row["classes"].split()] for row in rows]
+    return Clients.model_validate({**plain, "classes": classes, **views})
 
 
 def _curve(records: Sequence[Mapping[str, Any]], whose: str, summary: Mapping[str, Any]) -> Curve:
     views = list(summary["accuracy"]["all"])
     points = {view: list(curve(records, whose, view, summary["mode"])) for view in views}
-    values = {view: [round(accuracy, 4) for _, accuracy in of_view] for view, of_view in points.items()}
+    values = {view: [_rounded(accuracy) for _, accuracy in of_view] for view, of_view in points.items()}
     return Curve(rounds=[index for index, _ in points[views[0]]], **values)
+
+
+def _spent(records: Sequence[Mapping[str, Any]]) -> Spent:
+    return Spent(
+        turns=list(accumulate(len(r["participants"]) for r in records)),
+        parameters=list(accumulate(r["up"]["parameters"] + r["down"]["parameters"] for r in records)),
+        flops=list(accumulate(float(r["flops"]) for r in records)),
+    )
+
+
+def _rounded(accuracy: float) -> float:
+    return round(accuracy, 6)
 
 
 def file_of(folder: Path, setting: str, variant: str, seed: int) -> Path:

@@ -1,16 +1,18 @@
 """Which runs each table and figure of the paper is made of."""
 
+import difflib
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from fedmrl.config import Recipe, load_recipe
+from fedmrl.errors import UserError
 from fedmrl.methods import METHODS
-from fedmrl.reproduce.cells import hash_of
+from fedmrl.reproduce.cells import Cell, hash_of
 
 METHOD_ORDER = ("standalone", "lg-fedavg", "fd", "fedproto", "fml", "fedkd", "fedapen", "fedmrl")
 """As the paper's tables have them."""
@@ -24,9 +26,11 @@ SAME_CATEGORY = ("fml", "fedkd", "fedapen")
 
 @dataclass(frozen=True)
 class Scale:
-    """How large a reproduction is: as the paper has it, or small enough for a CPU."""
+    """How large a reproduction is: as the paper has it, its data and models with fewer rounds, or small in every way."""
 
     name: str
+    folder: str
+    """Where its results lie, within `results`."""
     datasets: tuple[str, ...]
     federations: tuple[str, ...]
     """Names of numbers of clients, such as n100; the last is the one that figures look into."""
@@ -39,6 +43,18 @@ class Scale:
     """The accuracy whose cost is counted, by dataset."""
     seeds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Seeds of the methods in the heterogeneous table, by federation; else seed 0 alone."""
+    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What it changes about the paper's recipes, by federation: keys of a recipe."""
+
+    @property
+    def option(self) -> str:
+        """How the command line asks for it."""
+        return {"paper": "", "quick": " --quick"}.get(self.name, f" --scale {self.name}")
+
+    @property
+    def has_paper(self) -> bool:
+        """Whether the paper has these settings, and so numbers to stand beside ours."""
+        return self.name != "quick"
 
     @property
     def main(self) -> str:
@@ -53,6 +69,7 @@ class Scale:
 
 PAPER = Scale(
     name="paper",
+    folder="paper",
     datasets=("cifar10", "cifar100"),
     federations=("n10", "n50", "n100"),
     classes={"cifar10": (2, 4, 6, 8, 10), "cifar100": (10, 30, 50, 70, 90, 100)},
@@ -61,8 +78,23 @@ PAPER = Scale(
     targets={"cifar10": 0.9, "cifar100": 0.5},
     seeds={"n100": (0, 1, 2)},
 )
+_FEWER = {"rounds": 100, "evaluation.every": 10, "training.batch_size": 64}
+CPU = replace(
+    PAPER,
+    name="cpu",
+    folder="paper-cpu",
+    dims=(100, 250, 500),
+    seeds={},
+    changes={
+        "n10": {**_FEWER, "training.epochs": 1},
+        "n50": {**_FEWER, "training.epochs": 10},
+        "n100": {**_FEWER, "training.epochs": 10},
+    },
+)
+"""Real data and the paper's models with the smaller ends of its own grid of rounds and epochs: hours on two cores."""
 QUICK = Scale(
     name="quick",
+    folder="quick",
     datasets=("digits",),
     federations=("n5", "n10", "n20"),
     classes={"digits": (2, 6, 10)},
@@ -70,6 +102,7 @@ QUICK = Scale(
     dims=(8, 16, 32),
     targets={"digits": 0.7},
 )
+SCALES: Mapping[str, Scale] = {scale.name: scale for scale in (PAPER, CPU, QUICK)}
 
 
 @dataclass(frozen=True)
@@ -80,11 +113,28 @@ class Wanted:
     variant: str
     recipe: Recipe
     seeds: tuple[int, ...]
+    stage: int = 0
+    """What has a lower one is run before it, as it may decide what else is wanted."""
 
     @property
     def name(self) -> str:
         """Such as `cifar10-n100/fedmrl`."""
         return f"{self.setting}/{self.variant}"
+
+    @property
+    def label(self) -> str:
+        """Such as `cifar10-n100/fedmrl, seed 0`."""
+        return f"{self.name}, {seeds_said(self.seeds)}"
+
+
+def seeds_said(seeds: Iterable[int]) -> str:
+    """Seeds in words.
+
+    >>> seeds_said([0]), seeds_said([2, 0])
+    ('seed 0', 'seeds 0, 2')
+    """
+    every = sorted(set(seeds))
+    return f"seed{'' if len(every) == 1 else 's'} {', '.join(map(str, every))}"
 
 
 EXPERIMENTS: Mapping[str, str] = {
@@ -108,13 +158,64 @@ def printed() -> Mapping[str, Any]:
     return found
 
 
-def wanted(what: str, scale: Scale) -> list[Wanted]:
-    """The runs that an experiment is made of, each once; `all` for every experiment."""
-    found: dict[str, Wanted] = {}
-    for name in EXPERIMENTS if what == "all" else [what]:
-        for one in _runs(name, scale):
-            found.setdefault(one.name, one)
+def find(what: str, scale: Scale, cells: Iterable[Cell] = ()) -> list[Wanted]:
+    """The runs of an experiment, or of all of them; or the one run of that name."""
+    if what == "all" or what in EXPERIMENTS:
+        return wanted(what, scale, cells)
+    everything = [one for name in (*EXPERIMENTS, "all") for one in wanted(name, scale, cells)]
+    if named := [one for one in everything if one.name == what]:
+        return [replace(named[0], seeds=tuple(sorted({seed for one in named for seed in one.seeds})), stage=0)]
+    near = difflib.get_close_matches(what, [*EXPERIMENTS, "all", *(one.name for one in everything)], n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise UserError(
+        f"there is no {what!r} to reproduce; {hint}choose {', '.join(EXPERIMENTS)}, all, or a cell as "
+        "'fedmrl reproduce all --dry-run' lists them"
+    )
+
+
+def wanted(what: str, scale: Scale, cells: Iterable[Cell] = ()) -> list[Wanted]:
+    """The runs that an experiment is made of, each once; `all` for every experiment, or as the scale orders them.
+
+    What was measured (`cells`) decides which methods are run with more seeds at the scale `cpu`.
+    """
+    found: dict[tuple[str, tuple[int, ...]], Wanted] = {}
+    if what == "all" and scale.name == "cpu":
+        runs: Iterable[Wanted] = _in_stages(scale, list(cells))
+    else:
+        runs = (one for name in (EXPERIMENTS if what == "all" else [what]) for one in _runs(name, scale))
+    for one in runs:
+        found.setdefault((one.name, one.seeds), one)
     return list(found.values())
+
+
+def _in_stages(scale: Scale, cells: Sequence[Cell]) -> Iterator[Wanted]:
+    """What carries the paper's claims comes first; a run is of one seed, so that its cell is there as soon as can be."""
+    mains = [f"{dataset}-{scale.main}" for dataset in scale.datasets]
+    smaller = [[f"{dataset}-{federation}" for dataset in scale.datasets] for federation in scale.federations[:-1]]
+
+    def stage(number: int, settings: Iterable[str], variants: Iterable[str], seeds: Iterable[int] = (0,)) -> Iterator[Wanted]:
+        for setting in settings:
+            for variant in variants:
+                for seed in seeds:
+                    yield Wanted(setting, variant, recipe_of(setting, variant, scale), (seed,), number)
+
+    yield from stage(1, mains, METHOD_ORDER)
+    yield from stage(2, mains, [dim_variant(scale.dims[0], mrl=False)])
+    for main in mains:
+        yield from stage(3, [main], ["fedmrl", "standalone", *best_others(main, cells)], (1, 2))
+    yield from stage(4, smaller[0], ["fedmrl", "standalone", "fedproto"], (0, 1, 2))
+    yield from stage(5, mains, [dim_variant(d1) for d1 in scale.dims[1:]])
+    yield from stage(6, smaller[1], METHOD_ORDER)
+    yield from stage(7, [f"{main}-homogeneous" for main in mains], METHOD_ORDER)
+
+
+def best_others(setting: str, cells: Iterable[Cell], count: int = 2) -> list[str]:
+    """The best methods beside FedMRL and Standalone with seed 0, by the fair protocol; none before all are measured."""
+    others = [method for method in METHOD_ORDER if method not in ("fedmrl", "standalone")]
+    found = {cell.variant: cell for cell in cells if cell.setting == setting and cell.seed == 0 and cell.variant in others}
+    if len(found) < len(others):
+        return []
+    return sorted(others, key=lambda method: found[method].measured("fair") or 0.0, reverse=True)[:count]
 
 
 def _runs(what: str, scale: Scale) -> Iterator[Wanted]:
@@ -169,14 +270,14 @@ def _wanted(setting: str, variant: str, scale: Scale) -> Wanted:
     return Wanted(setting, variant, recipe_of(setting, variant, scale), scale.seeds_of(setting, variant))
 
 
-def recipe_of(setting: str, variant: str, scale: Scale, searched: Mapping[str, Any] | None = None) -> Recipe:
-    """The setting's recipe with the method on top, as it was chosen for this dataset; or as a search wants it."""
+def recipe_of(setting: str, variant: str, scale: Scale) -> Recipe:
+    """The setting's recipe with the method on top, with the settings that are chosen for this dataset."""
     method, changes = _variant(variant)
     dataset, federation, *rest = setting.split("-", 2)
     of_dataset = chosen().get(dataset, {})
-    own = {"method.name": method, **of_dataset.get("all", {}), **(searched or of_dataset.get(method, {})), **changes}
-    if scale.name == "paper":
-        return load_recipe(f"paper/{setting}", own)
+    own = {"method.name": method, **of_dataset.get("all", {}), **of_dataset.get(method, {}), **changes}
+    if scale.has_paper:
+        return load_recipe(f"paper/{setting}", {**scale.changes.get(federation, {}), **own})
     clients = int(federation[1:])
     return load_recipe("quick", {"clients": clients, "participation": PARTICIPANTS / clients, **_dealt(rest), **own})
 
@@ -208,5 +309,5 @@ def _dealt(rest: Sequence[str]) -> dict[str, Any]:
 
 @cache
 def chosen() -> Mapping[str, Any]:
-    """What the search chose, by dataset and method (`all`: for all of them)."""
+    """Settings beyond the paper's recipes, by dataset and method (`all`: for all of them)."""
     return tomllib.loads((files("fedmrl.reproduce") / "chosen.toml").read_text())

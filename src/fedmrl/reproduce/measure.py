@@ -15,13 +15,13 @@ import numpy as np
 
 from fedmrl.config import Recipe
 from fedmrl.data import Dataset, sources
-from fedmrl.data.sources import DataName, DataTable
+from fedmrl.data.sources import DataTable
 from fedmrl.errors import InterruptedRun, UserError
 from fedmrl.federation.loop import OnRound, pick_device, run_seeds
 from fedmrl.federation.setup import schedule
 from fedmrl.federation.summary import device_name
 from fedmrl.reproduce.cells import Cell, cell_of, file_of, hash_of, read_cell, read_cells, write_cell
-from fedmrl.reproduce.experiments import Wanted
+from fedmrl.reproduce.experiments import PAPER, Scale, Wanted
 from fedmrl.reproduce.processes import side_by_side
 
 _SAMPLES = {"digits": 1_797, "cifar10": 60_000, "cifar100": 60_000}  # so that an estimate needs no data
@@ -57,9 +57,9 @@ def missing(wanted: Iterable[Wanted], folder: Path) -> list[Wanted]:
 
 def measured(wanted: Iterable[Wanted], folder: Path) -> list[Cell]:
     """The cells that there are already."""
-    asked = [(file_of(folder, one.setting, one.variant, seed), hash_of(one.recipe)) for one in wanted for seed in one.seeds]
-    found = [(read_cell(path), expected) for path, expected in asked if path.is_file()]
-    return [cell for cell, expected in found if cell.hash == expected]
+    asked = [(file_of(folder, one.setting, one.variant, seed), one.recipe) for one in wanted for seed in one.seeds]
+    found = [(read_cell(path), recipe) for path, recipe in asked if path.is_file()]
+    return [cell for cell, recipe in found if cell.is_of(recipe)]
 
 
 def forget(wanted: Iterable[Wanted], folder: Path) -> None:
@@ -73,7 +73,7 @@ def measure(
     one: Wanted,
     folder: Path,
     *,
-    quick: bool = False,
+    scale: Scale = PAPER,
     device: str = "auto",
     engine: str = "auto",
     watch: Watch | None = None,
@@ -84,16 +84,20 @@ def measure(
     resume = any((path / "config.toml").exists() for path in runs)
     with watch(one) if watch else nullcontext() as on_round:
         outcomes = run_seeds(
-            one.recipe, one.seeds, outs=runs, resume=resume, device=device, engine=engine, data=_data(one.recipe.data.name),
+            one.recipe, one.seeds, outs=runs, resume=resume, device=device, engine=engine, data=_data(one.recipe.data.model_dump_json()),
             keep=False, on_round=on_round,
         )  # fmt: skip
-    command = f"fedmrl reproduce {one.name} --seeds {','.join(map(str, one.seeds))}{' --quick' if quick else ''}"
+    command = f"fedmrl reproduce {one.name} --seeds {','.join(map(str, one.seeds))}{scale.option}"
     cells = []
     for seed, path, outcome in zip(one.seeds, runs, outcomes, strict=True):
         recipe = one.recipe.model_copy(update={"seed": seed})
         written = json.loads((path / "summary.json").read_text())
         facts = {name: written[name] for name in ("device", "versions", "engine", "together") if name in written}
-        facts |= {"command": command, "at_once": at_once, "wall_seconds": round(written.get("wall_seconds", 0.0), 1)}
+        facts |= {
+            "command": command,
+            "at_once": at_once,
+            **{name: round(written.get(name, 0.0), 1) for name in ("wall_seconds", "cpu_seconds")},
+        }
         cells.append(cell_of(one.setting, one.variant, recipe, outcome, facts))
         write_cell(folder, cells[-1])
         shutil.rmtree(path, ignore_errors=True)
@@ -108,7 +112,7 @@ def measure_all(
     folder: Path,
     *,
     jobs: int,
-    quick: bool,
+    scale: Scale,
     device: str,
     engine: str,
     watch: Watch | None = None,
@@ -123,19 +127,19 @@ def measure_all(
 
     def alone(one: Wanted) -> list[Cell]:
         stopping = _stopping(watch, until)
-        return measure(one, folder, quick=quick, device=device, engine=engine, watch=stopping, at_once=at_once)
+        return measure(one, folder, scale=scale, device=device, engine=engine, watch=stopping, at_once=at_once)
 
     started, todo, done = time.monotonic(), sum(map(_work, left)), 0.0
     if jobs == 1:
         ends = _in_turn(left, until, alone)
     else:
-        options = ["--out", str(folder), "--device", device, "--engine", engine, *(["--quick"] if quick else [])]
+        options = ["--out", str(folder), "--device", device, "--engine", engine, "--scale", scale.name]
         options += ["--at-once", str(min(jobs, len(left)))]
         ends = _in_processes(left, folder, jobs, until, options)
     for one, said in ends:
         done += _work(one)
         rest = (time.monotonic() - started) / done * (todo - done)
-        yield Measured(one.name, said, rest)
+        yield Measured(one.label, said, rest)
 
 
 def _work(one: Wanted) -> float:
@@ -180,13 +184,14 @@ def _stopping(watch: Watch | None, until: float) -> Watch:
 def _in_processes(
     left: Sequence[Wanted], folder: Path, jobs: int, until: float, options: Sequence[str]
 ) -> Iterator[tuple[Wanted, str]]:
-    by_name = {one.name: one for one in left}
+    named = {one.label: one for one in left}
     commands = {
-        one.name: ["reproduce", one.name, "--seeds", ",".join(map(str, one.seeds)), "--no-report", *options] for one in left
+        name: ["reproduce", one.name, "--seeds", ",".join(map(str, one.seeds)), "--no-report", *options]
+        for name, one in named.items()
     }
     with closing(side_by_side(commands, jobs, until)) as ends:
         for ended in ends:
-            one = by_name[ended.name]
+            one = named[ended.name]
             if ended.code == 2:  # a user's mistake, and so one that all the others would meet too
                 raise UserError(ended.said)
             cells = [read_cell(file_of(folder, one.setting, one.variant, seed)) for seed in one.seeds if not ended.code]
@@ -204,9 +209,9 @@ def _running(one: Wanted, seed: int, folder: Path) -> Path:
 
 
 @cache
-def _data(name: DataName) -> Dataset:
-    """Loaded once, however many runs use it."""
-    return sources.load(DataTable(name=name))
+def _data(table: str) -> Dataset:
+    """What a recipe's `[data]` table names, as JSON; loaded once, however many runs use it."""
+    return sources.load(DataTable.model_validate_json(table))
 
 
 class Clock:
