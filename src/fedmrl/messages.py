@@ -52,7 +52,7 @@ def sha256(contents: Iterable[Mapping[str, Tensor]]) -> str:
         for name in sorted(content):
             tensor = content[name].detach().cpu().contiguous()
             digest.update(f"{name} {tensor.dtype} {list(tensor.shape)};".encode())
-            digest.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
         digest.update(b"/")
     return digest.hexdigest()
 

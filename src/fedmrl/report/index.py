@@ -23,7 +23,6 @@ from fedmrl.report.outcomes import (
     dataset_title,
     fewer_seeds,
     finished_seeds,
-    seeds_said,
 )
 from fedmrl.report.page import NO_BREAK, banded, filled, listed, rounded, sample_worth, shorter
 from fedmrl.report.page import PROTOCOLS as PROTOCOL_WORDS
@@ -32,7 +31,7 @@ from fedmrl.report.paper_tables import NAMES, accuracy_grid, any_measured, cost_
 from fedmrl.report.standings import BASELINES, Margin, measured_margin, printed_margin
 from fedmrl.report.tables import signed, time_said
 from fedmrl.reproduce.cells import PROTOCOLS, Cell, Protocol
-from fedmrl.reproduce.experiments import EXPERIMENTS, METHOD_ORDER, Scale
+from fedmrl.reproduce.experiments import EXPERIMENTS, METHOD_ORDER, Scale, seeds_said
 
 Data = dict[str, Any]
 
@@ -236,7 +235,7 @@ def _entry(entry: Entry) -> Data:
 def _costs(outcomes: Outcomes) -> Data | None:
     """The table of costs by protocol, if any method was measured where they are counted."""
     mains = [outcomes.main(dataset) for dataset in outcomes.scale.datasets]
-    if not any(cell.targets for main in mains for method in METHOD_ORDER for cell in outcomes.of(main.setting, method).cells):
+    if not any(cell.spent for main in mains for method in METHOD_ORDER for cell in outcomes.of(main.setting, method).cells):
         return None
     return {protocol: _grid(cost_grid(outcomes, protocol)) for protocol in PROTOCOLS}
 

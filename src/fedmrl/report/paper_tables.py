@@ -28,12 +28,11 @@ from fedmrl.report.outcomes import (
     Spread,
     dataset_title,
     fewer_seeds,
-    seeds_said,
 )
 from fedmrl.report.standings import BASELINES, Margin, measured_margin, printed_margin, standing
 from fedmrl.report.tables import DASH, count, signed
 from fedmrl.reproduce.cells import PROTOCOLS, Cell, Protocol
-from fedmrl.reproduce.experiments import METHOD_ORDER, SAME_CATEGORY, Scale
+from fedmrl.reproduce.experiments import METHOD_ORDER, SAME_CATEGORY, Scale, seeds_said
 
 MISSING = "·"
 GROUPS = (tuple(m for m in BASELINES if m not in SAME_CATEGORY), SAME_CATEGORY, ("fedmrl",))

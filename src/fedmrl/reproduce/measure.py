@@ -84,8 +84,8 @@ def measure(
     resume = any((path / "config.toml").exists() for path in runs)
     with watch(one) if watch else nullcontext() as on_round:
         outcomes = run_seeds(
-            one.recipe, one.seeds, outs=runs, resume=resume, device=device, engine=engine, data=_data(one.recipe.data.model_dump_json()),
-            keep=False, on_round=on_round,
+            one.recipe, one.seeds, outs=runs, resume=resume, device=device, engine=engine,
+            data=_data(one.recipe.data.model_dump_json()), keep=False, on_round=on_round,
         )  # fmt: skip
     command = f"fedmrl reproduce {one.name} --seeds {','.join(map(str, one.seeds))}{scale.option}"
     cells = []
