@@ -128,7 +128,7 @@ def first_turns(recipe: Recipe, settings: Sequence[Setting]) -> list[Turn]:
     """The first round's, of each run."""
     turns = []
     for run, setting in enumerate(settings):
-        server = setting.method.start(setting.fresh_net(None))
+        server = setting.server_start()
         for client in schedule(recipe.model_copy(update={"seed": setting.seed}))[0]:
             state = copy(setting.fresh_net(client).state_dict())
             turns.append(Turn(client, state, setting.method.answer(server, client, None), run=run))
@@ -215,7 +215,7 @@ def _engine(row: _Row, settings: Sequence[Setting]) -> Engine:
 def _aggregation(
     settings: Sequence[Setting], turns: Sequence[Turn], outcomes: Sequence[Outcome], round_: Round
 ) -> Callable[[], None]:
-    servers = [setting.method.start(setting.fresh_net(None)) for setting in settings]
+    servers = [setting.server_start() for setting in settings]
     uploads: list[list[Upload]] = [[] for _ in settings]
     for turn, outcome in zip(turns, outcomes, strict=True):
         samples = len(settings[turn.run].splits[turn.client].train)

@@ -17,11 +17,11 @@ LossFunction = Callable[["ClientNet", "Batch"], "Tensor | tuple[Tensor, Sums]"]
 
 
 class Augmentation(Table):
-    """What happens to a training image before it is shown, each off by default."""
+    """What happens to a training image after it is standardised, in this order but the crop last; each off by default."""
 
     flip: bool = Field(False, description="mirror half of the images left to right")
-    crop: Annotated[int, Field(ge=0, le=32)] = Field(0, description="pad by this many pixels, then crop back at random")
-    erase: Annotated[float, Field(ge=0, le=1)] = Field(0.0, description="chance that a random rectangle is blanked")
+    crop: Annotated[int, Field(ge=0, le=32)] = Field(0, description="pad by this many zeros, then crop back at random")
+    erase: Annotated[float, Field(ge=0, le=1)] = Field(0.0, description="chance that a rectangle of 4 to 20% is blanked")
 
     @property
     def active(self) -> bool:

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmrl.data.plan import Samples, augmented, plan
+from fedmrl.data.plan import Samples, augmented, plan, shown
 from fedmrl.data.sources import DataTable, load
 from fedmrl.training import Augmentation, Phase, Training
 
@@ -50,10 +50,29 @@ def test_flip_mirrors_left_to_right_where_the_draw_says():
     assert torch.equal(x[0], images(2)[0].flip(-1).double() + 1) and torch.equal(x[1], images(2)[1].double() + 1)
 
 
-def test_crop_shifts_within_a_black_border():
+def test_crop_shifts_within_a_border_that_is_zero_after_standardising():
     x = augment(images(1), [[0.0, 0.0, 0.99, 0, 0, 0, 0, 0]], crop=2)
-    expected = torch.nn.functional.pad(images(1), [2, 2, 2, 2])[0, :, 0:8, 4:12]
-    assert torch.equal(x[0], expected.double() + 1)
+    expected = torch.nn.functional.pad(images(1).double() + 1, [2, 2, 2, 2])[0, :, 0:8, 4:12]
+    assert torch.equal(x[0], expected)
+
+
+def test_standardise_flip_erase_crop_in_this_order():
+    # By hand, an 8×8 image, nothing but slices: the rectangle lies in the flipped image, and the crop moves it along.
+    # Area (0.04 + 0.16 × 0.75) × 64 = 10.24, ratio 0.5 × 4^0.5 = 1: a square of 3. Top floor(0.5 × 6) = 3, left floor(0.9 × 6) = 5.
+    draws = [[0.1, 0.0, 0.99, 0.2, 0.75, 0.5, 0.5, 0.9]]
+    by_hand = (images(1).double() + 1).flip(-1)
+    by_hand[:, :, 3:6, 5:8] = 0
+    by_hand = torch.nn.functional.pad(by_hand, [2, 2, 2, 2])[:, :, 0:8, 4:12]
+    assert torch.equal(augment(images(1), draws, flip=True, crop=2, erase=0.5), by_hand)
+
+
+def test_images_that_lie_channels_last_are_augmented_and_standardised_to_the_same_bits():
+    raw, draws = torch.randint(0, 256, (5, 3, 9, 7), dtype=torch.uint8), torch.rand(5, 8)
+    mean, std = (torch.tensor(of).reshape(3, 1, 1) for of in ([120.0, 99.7, 3.3], [61.1, 60.3, 7.7]))
+    settings, last = Augmentation(flip=True, crop=2, erase=0.5), raw.contiguous(memory_format=torch.channels_last)
+    assert torch.equal(augmented(raw, mean, std, draws, settings), augmented(last, mean, std, draws, settings))
+    assert torch.equal(shown(raw, mean, std), shown(last, mean, std))
+    assert shown(last, mean, std).is_contiguous(memory_format=torch.channels_last)
 
 
 def test_the_middle_offset_of_a_crop_changes_nothing():
@@ -70,8 +89,10 @@ def test_erasing_blanks_one_rectangle_in_as_many_images_as_the_chance_says():
     erased = blank.any(dim=(1, 2))
     assert abs(erased.double().mean() - 0.3) < 0.03
     area = blank[erased].double().mean(dim=(1, 2))
-    assert area.min() > 0.015 and area.max() < 0.36
+    assert 0.035 < area.min() < 0.05 and 0.19 < area.max() < 0.215, "4 to 20% of the image, sides rounded"
     rows, columns = blank.any(dim=2).sum(dim=1), blank.any(dim=1).sum(dim=1)
+    ratio = rows[erased] / columns[erased]
+    assert 0.45 < ratio.min() < 0.55 and 1.8 < ratio.max() < 2.2, "sides in a ratio of 1:2 to 2:1"
     assert torch.equal(rows * columns, blank.sum(dim=(1, 2))), "a rectangle is as large as its sides say"
 
 

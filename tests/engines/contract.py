@@ -31,7 +31,7 @@ class EngineContract:
     def start(self, method, **settings):
         setting = prepare(tiny_recipe(method, **settings), CPU)
         states = {k: copy(setting.fresh_net(k).state_dict()) for k in range(4)}
-        server = setting.method.start(setting.fresh_net(None))
+        server = setting.server_start()
         return self.engine(setting), setting, states, server
 
     def turns(self, setting, states, server, clients, earlier=0):

@@ -20,7 +20,7 @@ OPTIMISER = {"training__momentum": 0.9, "training__weight_decay": 0.01, "trainin
 
 def after_two_rounds(setting, engine):
     """Each client's state and loss, and how many test samples it gets right."""
-    server = setting.method.start(setting.fresh_net(None))
+    server = setting.server_start()
     states = {k: copy(setting.fresh_net(k).state_dict()) for k in (0, 2, 3)}
     losses = []
     for index in range(2):

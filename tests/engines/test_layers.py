@@ -57,21 +57,46 @@ def test_pooling_is_torchs_with_ties_zeros_and_nan(shape, who):
     assert torch.equal(unpooled(upper, where, *shape[1:3]), images.grad.permute(0, 2, 3, 1))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_pooling_before_relu_is_relu_before_pooling_to_the_last_bit(dtype):
+    torch.manual_seed(2)
+    x = torch.randn(3, 4, 8, 8).to(dtype)
+    x[0, :2, :4], x[1, 0] = 0.0, -0.0
+    x[2, 0] = x[2, 0].abs().round()  # ties
+    upper, found = torch.randn(3, 4, 4, 4).to(dtype), []
+    for order in ((F.relu, F.max_pool2d), (F.max_pool2d, F.relu)):
+        images = x.clone().requires_grad_()
+        y = images
+        for layer in order:
+            y = layer(y, 2) if layer is F.max_pool2d else layer(y)
+        y.backward(upper)
+        found.append((y.detach(), images.grad))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("pool_first", [False, True])
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_a_net_with_stackable_layers_has_the_same_gradients_under_vmap():
+def test_a_net_with_stackable_layers_has_the_same_gradients_under_vmap(pool_first):
+    def both(pool):
+        return (pool, nn.ReLU()) if pool_first else (nn.ReLU(), pool)
+
     def make():
         return nn.Sequential(
-            nn.Conv2d(3, 4, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 5, 3, padding=1, bias=False), nn.ReLU(),
-            nn.MaxPool2d(2, 2), nn.Conv2d(5, 5, 2, stride=2), nn.ReLU(), nn.MaxPool2d(3, 1, padding=1), nn.Flatten(),
-            nn.Linear(5, 3),
+            nn.Conv2d(3, 4, 5), *both(nn.MaxPool2d(2)), nn.Conv2d(4, 5, 3, padding=1, bias=False), *both(nn.MaxPool2d(2, 2)),
+            nn.Conv2d(5, 5, 2, stride=2), *both(nn.MaxPool2d(3, 1, padding=1)), nn.Flatten(), nn.Linear(5, 3),
         ).double()  # fmt: skip
 
     torch.manual_seed(0)
     plain, mine = make(), make()
     layers.stackable_layers(mine)
     kinds = " ".join(type(module).__name__ for module in mine)
-    twice = "StackableConv2d Identity StackableReluPool"
-    assert kinds == f"{twice} {twice} Conv2d ReLU MaxPool2d Flatten Linear"
+    fused, left = ["Identity", "StackableReluPool"], ["ReLU", "MaxPool2d"]
+    expected = [
+        *("StackableConv2d", *fused[:: -1 if pool_first else 1]) * 2,
+        *("Conv2d", *left[:: -1 if pool_first else 1], "Flatten", "Linear"),
+    ]
+    assert kinds == " ".join(expected)
     weights = {name: torch.randn(2, *p.shape).double() for name, p in plain.named_parameters()}
     x = torch.randn(2, 4, 3, 14, 14).double()
     one, two = (

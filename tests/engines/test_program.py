@@ -32,7 +32,7 @@ def traced(monkeypatch):
 
 def trained(setting, way, rounds=2):
     """Each client's state and loss, after each round."""
-    engine, server = BatchedEngine(setting, way=way), setting.method.start(setting.fresh_net(None))
+    engine, server = BatchedEngine(setting, way=way), setting.server_start()
     states = {k: copy(setting.fresh_net(k).state_dict()) for k in (0, 2, 3)}
     found = []
     for index in range(rounds):

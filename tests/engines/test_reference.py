@@ -1,9 +1,9 @@
 import torch
 from contract import EngineContract
-from tiny import tiny_recipe
+from tiny import CNNS, tiny_recipe
 from torch import nn
 
-from fedmrl import OwnModel
+from fedmrl import OwnModel, load_recipe
 from fedmrl.engines import ReferenceEngine, Turn
 from fedmrl.federation.setup import prepare
 from fedmrl.messages import copy
@@ -86,3 +86,46 @@ def test_models_that_draw_random_numbers_are_trained_one_after_another():
     finally:
         torch.set_num_threads(1)
     assert engine._threads == 1
+
+
+def of_three_channels():
+    changes = {"clients": 4, "models.local": [CNNS[0]], "training.epochs": 1, "training.augment.crop": 2}
+    return load_recipe("quickstart", {"method.name": "standalone", **changes})
+
+
+def test_a_clients_numbers_do_not_depend_on_what_models_others_have():
+    # In 32 bits, where another layout in memory rounds differently; on three channels, where there is another.
+    recipe = of_three_channels()
+    spec = recipe.models.of_clients(1)[0]
+
+    def own():
+        return nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 6), nn.ReLU(), nn.Linear(6, 10))
+
+    states = []
+    for others in ([spec] * 3, [OwnModel("own", own, "3")] * 3):
+        setting = prepare(recipe, torch.device("cpu"), [spec, *others])
+        turn = Turn(0, setting.fresh_net(0).state_dict(), None)
+        states.append(ReferenceEngine(setting).train(Round(0, 1), [turn])[0].state)
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_a_users_model_gets_images_that_are_laid_out_as_usual():
+    seen = []
+
+    class Looks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last = nn.Linear(3 * 32 * 32, 10)
+
+        def forward(self, x):
+            seen.append(x.is_contiguous())
+            return self.last(x.view(len(x), -1))
+
+    recipe = of_three_channels()
+    specs = [recipe.models.of_clients(1)[0], OwnModel("looks", Looks, "last")] * 2
+    setting = prepare(recipe, torch.device("cpu"), specs)
+    engine = ReferenceEngine(setting)
+    turns = [Turn(client, setting.fresh_net(client).state_dict(), None) for client in range(4)]
+    engine.train(Round(0, 1), turns)
+    engine.evaluate(turns, ["local"])
+    assert seen and all(seen)

@@ -14,7 +14,7 @@ from fedmrl.errors import DivergedError, UserError
 from fedmrl.federation.loop import Federation
 from fedmrl.federation.setup import prepare, schedule
 from fedmrl.messages import copy
-from fedmrl.methods import METHODS
+from fedmrl.methods import METHODS, WeightSharing
 
 
 def federation(method="fedmrl", **settings):
@@ -163,7 +163,7 @@ def test_fedkd_counts_the_factors_that_it_really_sends(tmp_path):
 
 def test_in_the_papers_shapes_fedmrl_sends_cnn_5_with_its_representation_cut_to_d1():
     setting = prepare(fedmrl.load_recipe("quickstart", {"method.d1": 100}), torch.device("cpu"))
-    content = setting.method.start(setting.fresh_net(None))
+    content = setting.server_start()
     assert sum(t.numel() for t in content.values()) == 670_058 - (501 * 500 + 501 * 10) + (501 * 100 + 101 * 10)
 
 
@@ -313,8 +313,29 @@ def test_what_the_user_froze_stays_frozen():
 
 def test_the_servers_first_model_is_nobodys():
     setting = prepare(tiny_recipe("fml"), torch.device("cpu"))
-    server, client = setting.method.start(setting.fresh_net(None)), setting.fresh_net(0).state_dict()
+    server, client = setting.server_start(), setting.fresh_net(0).state_dict()
     assert not any(torch.equal(server[name], client[name]) for name in server)
+
+
+@pytest.mark.parametrize("method", [m for m in ALL_METHODS if issubclass(METHODS[m], WeightSharing)])
+def test_the_servers_first_shared_part_does_not_depend_on_which_models_clients_have(method):
+    # The small model is named: with `auto` it would be the smallest of these.
+    starts = []
+    for models in (CNNS, CNNS[::-1], CNNS[1:]):
+        recipe = tiny_recipe(method, models__local=models, models__small=SMALLEST)
+        starts.append(prepare(recipe, torch.device("cpu")).server_start())
+    other = prepare(tiny_recipe(method, models__small=SMALLEST, seed=1), torch.device("cpu")).server_start()
+    assert starts[0] and {"answers-since"} >= {name for name in starts[0] if torch.equal(starts[0][name], other[name])}
+    for start in starts[1:]:
+        assert start.keys() == starts[0].keys() and all(torch.equal(start[name], starts[0][name]) for name in start)
+
+
+@pytest.mark.parametrize("method", ALL_METHODS)
+def test_the_server_starts_with_what_a_client_can_take_in(method):
+    setting = prepare(tiny_recipe(method), torch.device("cpu"))
+    for client in range(4):
+        net = setting.fresh_net(client)
+        setting.method.receive(net, setting.method.answer(setting.server_start(), client, None))
 
 
 def test_a_run_remembers_that_its_models_came_from_python(tmp_path):

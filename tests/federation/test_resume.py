@@ -30,7 +30,7 @@ def stop_after(rounds):
 
 
 def without_times(record):
-    return {key: value for key, value in record.items() if key not in ("seconds", "wall_seconds")}
+    return {key: value for key, value in record.items() if key not in ("seconds", "wall_seconds", "cpu_seconds")}
 
 
 def assert_same_end(one: Path, two: Path):

@@ -95,7 +95,7 @@ class World:
         specs = [TinySpec(dim) for dim in self.dims]
         self.setting = Setting(self.method, data, splits, specs, TinySpec(2), training, 0, torch.device("cpu"))
         self.engine = ReferenceEngine(self.setting)
-        self.server = self.method.start(self.setting.fresh_net(None))
+        self.server = self.setting.server_start()
         self.states = [self.fresh(k) for k in range(2)]
 
     def fresh(self, client):

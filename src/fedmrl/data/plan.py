@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -40,7 +39,8 @@ class Samples:
 
     def __init__(self, data: Dataset, device: torch.device, dtype: torch.dtype, channels_last: bool = False) -> None:
         self.x = torch.from_numpy(np.ascontiguousarray(data.x)).to(device)
-        if channels_last and self.x.ndim == 4:
+        self.channels_last = channels_last and self.x.ndim == 4
+        if self.channels_last:
             self.x = self.x.contiguous(memory_format=torch.channels_last)  # and so are the batches that are taken of it
         self.y = torch.from_numpy(data.y).to(device)
         shape = (-1,) + (1,) * (data.x.ndim - 2)
@@ -48,10 +48,17 @@ class Samples:
         self.std = torch.tensor(data.std, device=device, dtype=dtype).reshape(shape)
         self.device, self.dtype = device, dtype
 
+    def raw(self, positions: Indices) -> tuple[Tensor, Tensor]:
+        """Inputs as they came, and labels."""
+        index = torch.from_numpy(positions).to(self.device)
+        if not self.channels_last:
+            return self.x[index], self.y[index]
+        return self.x.permute(0, 2, 3, 1).index_select(0, index).permute(0, 3, 1, 2), self.y[index]
+
     def take(self, positions: Indices) -> tuple[Tensor, Tensor]:
         """Inputs and labels, standardised."""
-        index = torch.from_numpy(positions).to(self.device)
-        return shown(self.x[index], self.mean, self.std), self.y[index]
+        x, y = self.raw(positions)
+        return shown(x, self.mean, self.std), y
 
     def batches(self, plan: Plan, batch_size: int, augment: Augmentation) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Epoch, inputs and labels of each step; the last batch of an epoch may be smaller."""
@@ -61,47 +68,63 @@ class Samples:
                 if plan.draws_EN8 is None:
                     yield epoch, *self.take(order[start:stop])
                 else:
-                    index = torch.from_numpy(order[start:stop]).to(self.device)
+                    x, y = self.raw(order[start:stop])
                     draws = torch.from_numpy(plan.draws_EN8[epoch, start:stop]).to(self.device)
-                    yield epoch, augmented(self.x[index], self.mean, self.std, draws, augment), self.y[index]
+                    yield epoch, augmented(x, self.mean, self.std, draws, augment), y
 
 
 def shown(raw: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """Samples as they came, standardised, in the type of the mean."""
-    return (raw.to(mean.dtype) - mean) / std
+    if raw.ndim < 4 or raw.is_contiguous():
+        return (raw.to(mean.dtype) - mean) / std
+    # Channels last: a row of pixels at once is five times as fast as the few channels of one pixel.
+    B, C, H, W = raw.shape
+    rows = raw.permute(0, 2, 3, 1).reshape(B * H, W * C).to(mean.dtype)
+    wide_mean, wide_std = (moment.expand(C, 1, 1).reshape(C).repeat(W) for moment in (mean, std))
+    return ((rows - wide_mean) / wide_std).view(B, H, W, C).permute(0, 3, 1, 2)
 
 
 def augmented(raw: Tensor, mean: Tensor, std: Tensor, draws_B8: Tensor, augment: Augmentation) -> Tensor:
-    """Flip, crop out of a black border, standardise, then blank a rectangle: as the draws say, a row for each image."""
-    flip_B, row_B, column_B = draws_B8[:, :3].unbind(dim=1)
+    """Standardise, flip, blank a rectangle, then crop out of a border of zeros: as the draws say, a row for each image.
+
+    This is the order of the code of FedMRL's authors. What is blanked or lies in the border is zero after standardising.
+    """
+    flip_B, down_B, right_B = draws_B8[:, :3].unbind(dim=1)
     B, C, H, W = raw.shape
+    # For each pixel that is shown, its place in the flipped image; outside of that lies the border.
     row_BH = torch.arange(H, device=raw.device).expand(B, H)
     column_BW = torch.arange(W, device=raw.device).expand(B, W)
-    if augment.flip:
-        column_BW = torch.where(flip_B[:, None] < 0.5, W - 1 - column_BW, column_BW)
     if augment.crop:
         offsets = 2 * augment.crop + 1
-        raw = F.pad(raw, [augment.crop] * 4)
-        row_BH = row_BH + (row_B * offsets).long()[:, None]
-        column_BW = column_BW + (column_B * offsets).long()[:, None]
-    image = torch.arange(B, device=raw.device)[:, None, None, None]
-    channel = torch.arange(C, device=raw.device)[None, :, None, None]
-    x = shown(raw[image, channel, row_BH[:, None, :, None], column_BW[:, None, None, :]], mean, std)
-    return x * ~_rectangles(draws_B8[:, 3:], augment.erase, H, W) if augment.erase else x
+        row_BH = row_BH + (down_B * offsets).long()[:, None] - augment.crop
+        column_BW = column_BW + (right_B * offsets).long()[:, None] - augment.crop
+    seen_BHW = _within(row_BH, 0, H)[:, :, None] & _within(column_BW, 0, W)[:, None, :]
+    if augment.erase:
+        seen_BHW = seen_BHW & ~_erased(draws_B8[:, 3:], augment.erase, row_BH, column_BW, H, W)
+    if augment.flip:
+        column_BW = torch.where(flip_B[:, None] < 0.5, W - 1 - column_BW, column_BW)
+    # All channels of a pixel are fetched as one row, ten times as fast as number by number; the last row is the zero.
+    pixels = shown(raw, mean, std).permute(0, 2, 3, 1).reshape(-1, C)
+    pixels = torch.cat([pixels, pixels.new_zeros(1, C)])
+    first_B = torch.arange(B, device=raw.device) * (H * W)
+    place_BHW = first_B[:, None, None] + row_BH[:, :, None] * W + column_BW[:, None, :]
+    place_BHW = torch.where(seen_BHW, place_BHW, B * H * W)
+    return pixels.index_select(0, place_BHW.flatten()).view(B, H, W, C).permute(0, 3, 1, 2)
 
 
-def _rectangles(draws_B5: Tensor, chance: float, H: int, W: int) -> Tensor:
-    """Which pixels are blanked: 2% to 33% of an image, sides in a ratio of 0.3 to 3.3, cut to fit where too long."""
+def _erased(draws_B5: Tensor, chance: float, row_BH: Tensor, column_BW: Tensor, H: int, W: int) -> Tensor:
+    """Which places are blanked: a rectangle of 4% to 20% of the image, its sides in a ratio of 1:2 to 2:1."""
     whether_B, area_B, ratio_B, top_B, left_B = draws_B5.unbind(dim=1)
-    share_B = 0.02 + (0.33 - 0.02) * area_B
-    aspect_B = torch.exp(math.log(0.3) + ratio_B * math.log(3.3 / 0.3))
-    height_B = (H * (share_B * aspect_B).sqrt()).round().clamp(1, H)
-    width_B = (W * (share_B / aspect_B).sqrt()).round().clamp(1, W)
-    in_rows_BH = _within(H, (top_B * (H - height_B + 1)).floor(), height_B)
-    in_columns_BW = _within(W, (left_B * (W - width_B + 1)).floor(), width_B)
-    return (in_rows_BH[:, :, None] & in_columns_BW[:, None, :] & (whether_B < chance)[:, None, None])[:, None]
+    share_B = 0.04 + (0.2 - 0.04) * area_B
+    aspect_B = torch.exp(math.log(0.5) + ratio_B * math.log(2 / 0.5))
+    pixels_B = H * W * share_B
+    height_B = (pixels_B * aspect_B).sqrt().round().clamp(1, H)
+    width_B = (pixels_B / aspect_B).sqrt().round().clamp(1, W)
+    top_B, left_B = (top_B * (H - height_B + 1)).floor(), (left_B * (W - width_B + 1)).floor()
+    in_rows_BH = _within(row_BH, top_B[:, None], (top_B + height_B)[:, None])
+    in_columns_BW = _within(column_BW, left_B[:, None], (left_B + width_B)[:, None])
+    return in_rows_BH[:, :, None] & in_columns_BW[:, None, :] & (whether_B < chance)[:, None, None]
 
 
-def _within(length: int, first_B: Tensor, count_B: Tensor) -> Tensor:
-    place = torch.arange(length, device=first_B.device)[None]
-    return (place >= first_B[:, None]) & (place < (first_B + count_B)[:, None])
+def _within(place: Tensor, first: Tensor | int, end: Tensor | int) -> Tensor:
+    return (place >= first) & (place < end)

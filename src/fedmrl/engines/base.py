@@ -5,15 +5,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar, Literal
 
 import numpy as np
 import torch
+from torch import nn
 
+from fedmrl.cpu import emulates_bf16
 from fedmrl.data import ClientSplit, Dataset
 from fedmrl.errors import UserError, cause
 from fedmrl.messages import Tensors
-from fedmrl.methods import ClientNet, Method, Round, Task
+from fedmrl.methods import ClientNet, Common, Header, Method, Round, Task
 from fedmrl.models import ModelSpec, OwnModel, SharedSpec
 from fedmrl.randomness import generator, host_seeded
 from fedmrl.training import Training
@@ -71,18 +74,33 @@ class Setting:
         """The floating-point type of all that is computed."""
         return DTYPES[self.training.precision]
 
-    def fresh_net(self, client: int | None) -> ClientNet:
-        """A client's net with its first weights, drawn for it alone; None: one of client 0's kind, drawn for the server.
+    @cached_property
+    def common(self) -> Common:
+        """What the server and all clients know. Of the models, it is the form of one's header alone."""
+        shape, classes = self.data.shape, len(self.data.classes)
+        with host_seeded(self.seed, "form"):
+            header = self.models[0].build(shape, classes).get_submodule("header")
+        form = Header(header.in_features, header.bias is not None) if isinstance(header, nn.Linear) else None
+        return Common(shape, classes, self.small, form)
+
+    def server_start(self) -> Tensors:
+        """The server's state before the first round. What it draws is keyed by the seed alone, so it depends on no client."""
+        with host_seeded(self.seed, "shared weights"):
+            state = self.method.start(self.common)
+        dtypes = {name: self.dtype if tensor.is_floating_point() else tensor.dtype for name, tensor in state.items()}
+        return {name: tensor.to(self.device, dtypes[name]) for name, tensor in state.items()}
+
+    def fresh_net(self, client: int) -> ClientNet:
+        """A client's net with its first weights, drawn for it alone.
 
         They are drawn on the host, whatever the device is, so that they are the same everywhere.
         So a client that joins late starts as it would have started in the first round.
         """
-        like = client or 0
-        labels = self.data.y[self.splits[like].train]
+        labels = self.data.y[self.splits[client].train]
         held_C = torch.from_numpy(np.bincount(labels, minlength=len(self.data.classes)) > 0)
-        task = Task(self.data.shape, len(self.data.classes), self.small, held_C)
-        with host_seeded(self.seed, "weights", *([] if client is None else [client])):
-            net = self.method.build(self.models[like].build(task.shape, task.classes), task)
+        task = Task(**vars(self.common), held_C=held_C)
+        with host_seeded(self.seed, "weights", client):
+            net = self.method.build(self.models[client].build(task.shape, task.classes), task)
         return net.to(device=self.device, dtype=self.dtype)
 
     def subsets(self, client: int) -> dict[str, np.ndarray]:
@@ -151,7 +169,8 @@ class Engine(ABC):
     @property
     def notices(self) -> list[str]:
         """What is worth knowing about how this engine runs these clients, a line each."""
-        return []
+        slow = self.setting.device.type == "cpu" and self.setting.training.precision == "bf16" and emulates_bf16()
+        return ["this CPU has no bf16 instructions: bf16 is emulated here, and fp32 may be faster"] if slow else []
 
     def foresee(self, rounds: Sequence[Sequence[Sequence[int]]]) -> None:  # noqa: B027, what prepares nothing needs nothing
         """Who will take part, for each run a list of clients for each round."""

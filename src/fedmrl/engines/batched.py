@@ -56,10 +56,10 @@ class BatchedEngine(Engine):
 
     @property
     def notices(self) -> list[str]:
-        """A line for each kind of model that runs one by one."""
+        """A line for each kind of model that runs one by one, after those of every engine."""
         slower = "is run one client at a time, which is slower and gives the same numbers"
         lines = (f"{loner.spec.label} {slower}: {loner.reason}" for loner in self.loners)
-        return list(dict.fromkeys(lines))
+        return [*super().notices, *dict.fromkeys(lines)]
 
     def foresee(self, rounds: Sequence[Sequence[Sequence[int]]]) -> None:
         """See `Engine.foresee`: stacks are made large enough for all rounds, so that a run that is resumed has the same."""

@@ -22,7 +22,7 @@ _WIDEST, _LARGEST = 128, 3200  # channels, and numbers in a patch: the kernels k
 
 
 def stackable_layers(net: nn.Module) -> None:
-    """Let plain convolutions, and ReLU with 2 × 2 pooling behind it, compute by the operators below.
+    """Let plain convolutions, and ReLU next to 2 × 2 pooling in either order, compute by the operators below.
 
     Names and parameters stay as they are. A layer that stands in more than one place is left alone.
     """
@@ -31,11 +31,13 @@ def stackable_layers(net: nn.Module) -> None:
         if type(module) is nn.Conv2d and _plain(module):
             module.__class__ = StackableConv2d
         if type(module) is nn.Sequential:
-            for one, next_one in pairwise(module):
-                alone = places[id(one)] == places[id(next_one)] == 1
-                if alone and type(one) is nn.ReLU and type(next_one) is nn.MaxPool2d and _halves(next_one):
-                    one.__class__ = nn.Identity  # type: ignore[assignment]
-                    next_one.__class__ = StackableReluPool
+            for pair in pairwise(module):
+                relu = next((one for one in pair if type(one) is nn.ReLU), None)
+                pool = next((one for one in pair if type(one) is nn.MaxPool2d), None)
+                alone = all(places[id(one)] == 1 for one in pair)
+                if alone and relu is not None and pool is not None and _halves(pool):
+                    relu.__class__ = nn.Identity  # type: ignore[assignment]
+                    pool.__class__ = StackableReluPool
 
 
 def _halves(pool: nn.MaxPool2d) -> bool:
@@ -78,7 +80,7 @@ class StackableConv2d(nn.Conv2d):
 
 
 class StackableReluPool(nn.MaxPool2d):
-    """What `nn.ReLU` and then `nn.MaxPool2d(2)` compute."""
+    """What `nn.ReLU` and `nn.MaxPool2d(2)` compute, whichever comes first."""
 
     def forward(self, input: Tensor) -> Tensor:
         """The largest of each 2 × 2 pixels, or zero."""

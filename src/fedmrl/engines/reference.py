@@ -34,11 +34,7 @@ class ReferenceEngine(Engine):
     def __init__(self, *settings: Setting) -> None:
         super().__init__(*settings)
         setting = self.setting
-        # On a CPU, images and convolutions go channels last, which is a quarter faster there and computes the same. A user's
-        # model may have been written for images that are laid out as usual.
-        own = any(isinstance(spec, OwnModel) for spec in setting.models)
-        self._channels_last = setting.device.type == "cpu" and not own
-        self.samples = Samples(setting.data, setting.device, setting.dtype, self._channels_last)
+        self.samples = Samples(setting.data, setting.device, setting.dtype, channels_last=setting.device.type == "cpu")
         self._own = threading.local()  # each thread has its own nets
         self._pool: ThreadPoolExecutor | None = None
         self._threads = torch.get_num_threads() if setting.device.type == "cpu" and not self._draws() else 1
@@ -88,10 +84,21 @@ class ReferenceEngine(Engine):
         spec = setting.models[turn.client]
         nets: dict[ModelSpec, ClientNet] = self._own.__dict__.setdefault("nets", {})
         if spec not in nets:
-            net = setting.fresh_net(turn.client)
-            nets[spec] = net.to(memory_format=torch.channels_last) if self._channels_last else net  # type: ignore[call-overload]
+            nets[spec] = setting.fresh_net(turn.client).to(memory_format=self._layout(turn))  # type: ignore[call-overload]
         nets[spec].load_state_dict(turn.state)
         return nets[spec]
+
+    def _layout(self, turn: Turn) -> torch.memory_format:
+        """How the client's images and convolutions lie in memory: on a CPU channels last, which is a quarter faster there.
+
+        A user's model may have been written for images that are laid out as usual. Other clients' models do not matter.
+        """
+        setting = self.settings[turn.run]
+        usual = setting.device.type != "cpu" or isinstance(setting.models[turn.client], OwnModel)
+        return torch.contiguous_format if usual else torch.channels_last
+
+    def _laid_out(self, x: Tensor, turn: Turn) -> Tensor:
+        return x.contiguous(memory_format=self._layout(turn)) if x.ndim == 4 else x
 
     def _train_one(self, round_: Round, turn: Turn) -> Outcome:
         setting = self.settings[turn.run]
@@ -116,7 +123,7 @@ class ReferenceEngine(Engine):
         optimiser = _optimiser(net, phase)
         total, seen, sums = torch.zeros((), device=setting.device, dtype=torch.float64), 0, Sums()
         for epoch, x, y_B in self.samples.batches(order, setting.training.batch_size, phase.augment):
-            outcome = phase.loss(net, Batch(x, y_B))
+            outcome = phase.loss(net, Batch(self._laid_out(x, turn), y_B))
             loss, added = outcome if isinstance(outcome, tuple) else (outcome, {})
             optimiser.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
@@ -144,6 +151,7 @@ class ReferenceEngine(Engine):
         right = dict.fromkeys(modes, 0)
         for start in range(0, len(test), EVALUATION_BATCH):
             x, y_B = self.samples.take(test[start : start + EVALUATION_BATCH])
+            x = self._laid_out(x, turn)
             memory.look_at(start, x)
             for mode in modes:
                 score_B, label_B = self.setting.method.predict(net, x, mode).max(dim=-1)

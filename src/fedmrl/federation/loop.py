@@ -274,7 +274,7 @@ class Federation:
         self.store = store or DeviceStore(setting.device)
         self.flops = FlopCounter(setting)
         self.modes = summaries.recorded_modes(recipe)
-        self.start = self.method.start(setting.fresh_net(None))
+        self.start = setting.server_start()
         self.now = (folder.load(self.store) if folder else None) or Snapshot(0, self.start)
         self._check_fits(self.now)
         self._begun = (time.monotonic() if begun is None else begun) - self.now.seconds

@@ -2,14 +2,13 @@
 
 import platform
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from fedmrl.config import Recipe
+from fedmrl.cpu import cpu_name
 from fedmrl.engines import Setting
 from fedmrl.federation.checkpoint import Snapshot
 from fedmrl.version import __version__
@@ -109,24 +108,6 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{cpu_name()}, {torch.get_num_threads()} threads"
-
-
-@cache
-def cpu_name() -> str:
-    """The CPU's model as the system names it, with family and model number where there are: virtual machines hide the rest.
-
-    >>> bool(cpu_name())
-    True
-    """
-    try:
-        first = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n", 1)[0]
-    except OSError:
-        return f"{platform.machine()} CPU"
-    said = dict(line.split(":", 1) for line in first.splitlines() if ":" in line)
-    found = {key.strip(): value.strip() for key, value in said.items()}
-    numbers = [f"{word} {found[key]}" for word, key in (("family", "cpu family"), ("model", "model")) if key in found]
-    name = found.get("model name", f"{platform.machine()} CPU")
-    return f"{name} ({', '.join(numbers)})" if numbers else name
 
 
 def mean(values: Any) -> float:

@@ -1,6 +1,6 @@
 """The methods by name."""
 
-from fedmrl.methods.base import Batch, ClientNet, Method, Round, Task, WeightSharing
+from fedmrl.methods.base import Batch, ClientNet, Common, Header, Method, Round, Task, WeightSharing
 from fedmrl.methods.fd import FD
 from fedmrl.methods.fedapen import FedAPEN
 from fedmrl.methods.fedkd import FedKD
@@ -20,10 +20,12 @@ __all__ = [
     "METHODS",
     "Batch",
     "ClientNet",
+    "Common",
     "FedAPEN",
     "FedKD",
     "FedMRL",
     "FedProto",
+    "Header",
     "LGFedAvg",
     "Method",
     "Round",

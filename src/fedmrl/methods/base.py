@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -24,19 +24,34 @@ from fedmrl.table import Table
 from fedmrl.training import Phase, Sums, Training
 
 
+class Header(NamedTuple):
+    """The form of a prediction header, a linear layer."""
+
+    dim: int
+    bias: bool
+
+
 @dataclass(frozen=True)
-class Task:
-    """What a client knows of the federation and of its own data when it builds its net."""
+class Common:
+    """What the server and every client know of the federation before its first round."""
 
     shape: tuple[int, ...]
     classes: int
     small: SharedSpec
-    held_C: Tensor
-    """Which classes the client has in its training data."""
+    header: Header | None
+    """Of the local models, for methods that need all to have the same; None if it is no linear layer."""
 
     def small_model(self, dim: int | None = None) -> Split:
         """The model that all clients share, with another representation dimension if one is given."""
         return (self.small if dim is None else self.small.with_dim(dim)).build(self.shape, self.classes)
+
+
+@dataclass(frozen=True)
+class Task(Common):
+    """What a client knows beside that when it builds its net."""
+
+    held_C: Tensor
+    """Which classes the client has in its training data."""
 
 
 @dataclass(frozen=True)
@@ -181,8 +196,8 @@ class Method(Table, ABC):
 
     # ---- the server's side ----
 
-    def start(self, net: ClientNet) -> Tensors:
-        """The server's state before the first round; `net` is one of a client's kind, drawn for the server."""
+    def start(self, common: Common) -> Tensors:
+        """The server's state before the first round; what it draws depends on no client."""
         return {}
 
     def answer(self, server: Tensors, client: int, since: int | None) -> Tensors:
@@ -217,9 +232,14 @@ class WeightSharing(Method, ABC):
         """A copy of the shared part."""
         return copy(self.shared(net))
 
-    def start(self, net: ClientNet) -> Tensors:
+    @abstractmethod
+    def new_shared(self, common: Common) -> Mapping[str, nn.Module]:
+        """The parts that are shared, freshly drawn, by their names in a client's net."""
+
+    def start(self, common: Common) -> Tensors:
         """The first shared part."""
-        return copy(self.shared(net))
+        parts = self.new_shared(common).items()
+        return copy({f"{part}.{name}": tensor for part, module in parts for name, tensor in module.state_dict().items()})
 
     def answer(self, server: Tensors, client: int, since: int | None) -> Tensors:
         """The shared part, the same for all."""

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedmrl.errors import UserError
-from fedmrl.methods.base import Batch, ClientNet, Task, WeightSharing, cross_entropy, divergence
+from fedmrl.methods.base import Batch, ClientNet, Common, Task, WeightSharing, cross_entropy, divergence
 from fedmrl.models import Split
 from fedmrl.training import Phase, Training
 
@@ -46,6 +46,10 @@ class FedAPEN(WeightSharing):
     def build(self, local: Split, task: Task) -> ClientNet:
         """Local, small, and the balance between them."""
         return ClientNet({"local": local, "small": task.small_model(), "balance": Balance()})
+
+    def new_shared(self, common: Common) -> dict[str, nn.Module]:
+        """The small model."""
+        return {"small": common.small_model()}
 
     def subsets(self, samples: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """A random share, one sample at least, is set apart for λ."""

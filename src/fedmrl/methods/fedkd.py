@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedmrl.messages import Size, Tensors, Upload, copy, size
-from fedmrl.methods.base import Batch, ClientNet, Round, Task, WeightSharing, cross_entropy, divergence, load, pick
+from fedmrl.methods.base import Batch, ClientNet, Common, Round, Task, WeightSharing, cross_entropy, divergence, load, pick
 from fedmrl.models import Split
 from fedmrl.training import Sums
 
@@ -71,9 +71,13 @@ class FedKD(WeightSharing):
         """The updates, factored."""
         return factored(uploads, self.energy(round_))
 
-    def start(self, net: ClientNet) -> Tensors:
+    def new_shared(self, common: Common) -> dict[str, nn.Module]:
+        """The small model."""
+        return {"small": common.small_model()}
+
+    def start(self, common: Common) -> Tensors:
         """The first small model, and no answers yet."""
-        return super().start(net) | {"answers-since": torch.tensor(0)}
+        return super().start(common) | {"answers-since": torch.tensor(0)}
 
     def aggregate(self, server: Tensors, uploads: Sequence[Upload], round_: Round) -> Tensors:
         """The mean update, factored like an upload. The server adds what clients will rebuild, so all copies agree."""

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from fedmrl.errors import UserError
-from fedmrl.methods.base import Batch, ClientNet, Task, WeightSharing, cross_entropy
+from fedmrl.methods.base import Batch, ClientNet, Common, Task, WeightSharing, cross_entropy
 from fedmrl.models import Split
 from fedmrl.training import Phase, Training
 
@@ -72,10 +72,14 @@ class FedMRL(WeightSharing):
 
     def build(self, local: Split, task: Task) -> ClientNet:
         """Local, small, and a projector of the client's own shape."""
-        small = task.small_model(self.d1)
+        return ClientNet({"local": local, **self.new_shared(task), "projector": self._new_projector(local.dim)})
+
+    def new_shared(self, common: Common) -> dict[str, nn.Module]:
+        """The small model with a representation of d1 numbers; without its header where no one reads that."""
+        small = common.small_model(self.d1)
         if not self._small_has_header:
             small.header = nn.Identity()
-        return ClientNet({"local": local, "small": small, "projector": self._new_projector(local.dim)})
+        return {"small": small}
 
     def _new_projector(self, d2: int) -> nn.Module:
         if self.projector == "linear":

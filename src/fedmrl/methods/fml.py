@@ -3,9 +3,9 @@
 from typing import Annotated, ClassVar
 
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedmrl.methods.base import Batch, ClientNet, Task, WeightSharing, cross_entropy, divergence
+from fedmrl.methods.base import Batch, ClientNet, Common, Task, WeightSharing, cross_entropy, divergence
 from fedmrl.models import Split
 
 
@@ -34,6 +34,10 @@ class FML(WeightSharing):
     def build(self, local: Split, task: Task) -> ClientNet:
         """Local and small."""
         return ClientNet({"local": local, "small": task.small_model()})
+
+    def new_shared(self, common: Common) -> dict[str, nn.Module]:
+        """The small model."""
+        return {"small": common.small_model()}
 
     def loss(self, net: ClientNet, batch: Batch) -> Tensor:
         """α·CE(local) + (1-α)·KL(small‖local) + β·CE(small) + (1-β)·KL(local‖small)."""

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedmrl.errors import UserError
-from fedmrl.methods.base import Batch, ClientNet, WeightSharing, cross_entropy
+from fedmrl.methods.base import Batch, ClientNet, Common, WeightSharing, cross_entropy
 from fedmrl.models import Split
 
 
@@ -27,6 +27,12 @@ class LGFedAvg(WeightSharing):
                     f"lg-fedavg averages headers, and client 0 ({labels[0]}) has one of shape {_said(shapes[0])} where client "
                     f"{client} ({labels[client]}) has {_said(shape)}; give all models the same representation dimension"
                 )
+
+    def new_shared(self, common: Common) -> dict[str, nn.Module]:
+        """A header of the form that all local models have."""
+        if common.header is None:
+            raise UserError("lg-fedavg averages headers that are linear layers, and client 0's is not one; end it in one")
+        return {"local.header": nn.Linear(common.header.dim, common.classes, common.header.bias)}
 
     def loss(self, net: ClientNet, batch: Batch) -> Tensor:
         """CE(local), extractor and header trained together."""
