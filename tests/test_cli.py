@@ -101,7 +101,7 @@ def test_a_runs_own_config_gives_the_same_numbers_again(fedmrl):
     fedmrl("run", "one/config.toml", "--out", "two")
     fedmrl("run", "one", "--set", "partition.kind=given", "--set", "partition.file=one/split.json", "--out", "three")
     first, *others = (json.loads(Path(f, "summary.json").read_text()) for f in ("one", "two", "three"))
-    times = ("seconds", "wall_seconds")
+    times = ("seconds", "wall_seconds", "cpu_seconds")
     for other in others:
         assert {k: v for k, v in other.items() if k not in times} == {k: v for k, v in first.items() if k not in times}
 
@@ -117,8 +117,11 @@ def test_compare_gives_one_table_one_figure_and_the_same_split_to_all(fedmrl):
     assert code == 0, err
     assert all(title in out for title in ("FedMRL", "Standalone", "FedProto", "accuracy.png"))
     table = Path("c/table.md").read_text()
-    assert table.startswith("| method | accuracy |") and len([line for line in table.splitlines() if line[:1] == "|"]) == 5
-    assert "worst client: the lowest of those that took part" in table
+    assert (
+        table.startswith("| method | fair | own copies | best round | worst client |")
+        and len([line for line in table.splitlines() if line[:1] == "|"]) == 5
+    )
+    assert "own copies: last round, all clients, with the copy" in table
     assert Path("c/accuracy.png").read_bytes().startswith(b"\x89PNG") and "<svg" in Path("c/accuracy.svg").read_text()
     assert len({Path(f"c/{m}/split.json").read_text() for m in ("fedmrl", "standalone", "fedproto")}) == 1
     assert not list(Path("c").rglob("*.safetensors")), "a comparison keeps no checkpoints once it is finished"
@@ -455,9 +458,8 @@ def test_reproduce_lists_what_it_would_run_and_runs_it(fedmrl):
 @pytest.fixture
 def short(monkeypatch):
     """The small reproduction in a round."""
-    from fedmrl.reproduce import experiments, search
+    from fedmrl.reproduce import experiments
 
-    assert search.recipe_of is experiments.recipe_of  # it has its own name for the real one, whichever test comes first
     real = experiments.recipe_of
     monkeypatch.setattr(experiments, "recipe_of", lambda *asked: real(*asked).model_copy(update={"rounds": 1}))
 
@@ -477,24 +479,25 @@ def test_reproduce_again_leaves_what_is_stored_and_stands_beside_it(fedmrl, shor
     assert stored.read_bytes() == before
 
 
-def test_a_search_ends_in_a_table_and_in_what_to_choose(fedmrl):
-    from synthetic import cell
+def test_reproduce_on_a_cpu_goes_through_its_stages_and_names_its_scale(fedmrl, monkeypatch):
+    """A stage of what was found decides what the next one wants; both are the small reproduction's runs here."""
+    from fedmrl.reproduce import experiments
+    from fedmrl.reproduce.experiments import CPU, QUICK, Wanted, recipe_of
 
-    from fedmrl.reproduce.cells import hash_of, write_cell
-    from fedmrl.reproduce.experiments import PAPER
-    from fedmrl.reproduce.search import wanted_search
+    def wanted(what, scale, cells):
+        names = ["standalone", *(["fd"] if any(cell.variant == "standalone" for cell in cells) else [])]
+        for stage, name in enumerate(names, start=1):
+            recipe = recipe_of("digits-n5", name, QUICK).model_copy(update={"rounds": 1})
+            yield Wanted("digits-n5", name, recipe, (0,), stage)
 
-    for one in wanted_search(PAPER):
-        fair = 0.7 if "batch-128" in one.variant else 0.6
-        write_cell(Path("results/paper"), cell(one.setting, one.variant, fair=fair, hash=hash_of(one.recipe)))
-    assert (
-        "For chosen.toml" not in fedmrl("reproduce", "search", "--dry-run")[1] and not Path("results/paper/search.md").exists()
-    )
-    code, out, err = fedmrl("reproduce", "search", "--no-report")
+    monkeypatch.setattr(experiments, "wanted", lambda what, scale, cells=(): list(wanted(what, scale, cells)))
+    code, _, err = fedmrl("reproduce", "all", "--scale", "cpu", "--no-report")
     assert code == 0, err
-    assert "96 of 96 cells are measured" in err
-    assert '[cifar100.fedapen]\n"training.batch_size" = 128\n' in out and out.count("best") == 16
-    assert "[cifar10.fedmrl]" in Path("results/paper/search.md").read_text()
+    cells = {path.name: json.loads(path.read_text()) for path in Path(f"results/{CPU.folder}/cells").glob("*/*.json")}
+    assert sorted(cells) == ["fd-seed-0.json", "standalone-seed-0.json"]
+    assert cells["fd-seed-0.json"]["command"] == "fedmrl reproduce digits-n5/fd --seeds 0 --scale cpu"
+    assert cells["fd-seed-0.json"]["cpu_seconds"] > 0 and cells["fd-seed-0.json"]["wall_seconds"] > 0
+    assert "left of stage 1" in err and "left of stage 2" in err
 
 
 @pytest.mark.parametrize(
@@ -502,7 +505,9 @@ def test_a_search_ends_in_a_table_and_in_what_to_choose(fedmrl):
     [
         (["nothing"], "there is no 'nothing' to reproduce"),
         (["all", "--seeds", "x"], "--seeds is 'x'"),
-        (["search", "--quick"], "leave out --quick"),
+        (["search"], "there is no 'search' to reproduce"),
+        (["all", "--scale", "cpu", "--quick"], "--quick is --scale quick, and --scale cpu was given"),
+        (["all", "--scale", "huge"], "--scale: there is no 'huge'; choose paper, cpu, quick"),
         (["all", "--engine", "fast"], "there is no"),
         (["all", "--device", "abacus"], "there is no 'abacus'"),
         (["cifar10-n100/fedmrl", "--out", "x"], "cifar-10-batches-bin/data_batch_1.bin is missing"),

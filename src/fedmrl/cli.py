@@ -226,7 +226,7 @@ def _print_run(named: NamedRecipe, done: fedmrl.Run, folder: Path) -> None:
             table.add_row(mode, *(f"{modes[mode]:.1%}" for modes in summary["inference"].values()))
         out.print(table)
     for cost in summary["targets"]:
-        if cost["accuracy_of"] == "all":
+        if (cost["accuracy_of"], cost["view"]) == ("all", summary["view"]):
             out.print(_cost_sentence(cost))
     view, mode = shown_view(recipe), shown_mode(recipe)
     final = summary["accuracy"]["all"][view][mode]["last"]

@@ -19,6 +19,7 @@ from fedmrl.federation.setup import prepare
 from fedmrl.federation.store import check_store
 from fedmrl.federation.summary import curve
 from fedmrl.files import write_whole
+from fedmrl.protocols import PROTOCOLS
 from fedmrl.report.figures import Curve, accuracy_figure
 from fedmrl.report.looks import looks_of
 from fedmrl.report.tables import COLUMNS, MEANING, comparison_rows, finished, headline, markdown, worst_client
@@ -124,7 +125,8 @@ def _result(summary: Mapping[str, Any]) -> dict[str, Any]:
     if summary["status"] != "finished":
         return {"seed": summary["seed"], "status": summary["status"], **summary["diverged"]}
     kept = ("seed", "status", "view", "mode", "accuracy", "communication", "flops", "seconds", "device", "versions")
-    return {"headline": headline(summary), "worst_client": worst_client(summary), **{key: summary[key] for key in kept}}
+    counts: dict[str, Any] = {protocol: headline(summary, protocol) for protocol in PROTOCOLS}
+    return {**counts, "worst_client": worst_client(summary), **{key: summary[key] for key in kept}}
 
 
 def _seeds_said(seeds: Sequence[int]) -> str:

@@ -58,7 +58,8 @@ def test_crop_shifts_within_a_border_that_is_zero_after_standardising():
 
 def test_standardise_flip_erase_crop_in_this_order():
     # By hand, an 8×8 image, nothing but slices: the rectangle lies in the flipped image, and the crop moves it along.
-    # Area (0.04 + 0.16 × 0.75) × 64 = 10.24, ratio 0.5 × 4^0.5 = 1: a square of 3. Top floor(0.5 × 6) = 3, left floor(0.9 × 6) = 5.
+    # Area (0.04 + 0.16 × 0.75) × 64 = 10.24, ratio 0.5 × 4^0.5 = 1: a square of 3.
+    # Its top is floor(0.5 × 6) = 3, its left edge floor(0.9 × 6) = 5.
     draws = [[0.1, 0.0, 0.99, 0.2, 0.75, 0.5, 0.5, 0.9]]
     by_hand = (images(1).double() + 1).flip(-1)
     by_hand[:, :, 3:6, 5:8] = 0

@@ -7,57 +7,69 @@ from zlib import crc32
 
 import numpy as np
 
+from fedmrl.errors import UserError
 from fedmrl.methods import METHODS
-from fedmrl.reproduce.cells import Cell, Clients, Curve, hash_of
+from fedmrl.reproduce.cells import Cell, Clients, Curve, Spent, without_seed
 from fedmrl.reproduce.experiments import METHOD_ORDER, PAPER, QUICK, Scale, class_setting, dim_variant, printed, recipe_of
+from fedmrl.version import NUMBERS
 
 SHARES = {"n10": 1.0, "n50": 0.2, "n100": 0.1, "n5": 1.0, "n20": 0.25}
 MODES = ("mix-large", "mix-small", "single-small", "single-large")
+OLD = {"numbers": NUMBERS - 1}
+"""Fields of a cell that was measured when fedmrl gave other numbers."""
 
 
 @cache
-def hash_for(setting, variant) -> str:
-    """That of the recipe which this version has for a cell; any other would be left out."""
-    return "0" * 16 if "+" in variant else hash_of(recipe_of(setting, variant, PAPER if "cifar" in setting else QUICK))
+def recipe_for(setting, variant) -> dict:
+    """The recipe that this version has for a cell, without its seed; that of the plain method for a setting of no figure."""
+    scale = PAPER if "cifar" in setting else QUICK
+    try:
+        return without_seed(recipe_of(setting, variant, scale))
+    except (UserError, ValueError):
+        return without_seed(recipe_of("-".join(setting.split("-")[:2]), "fedmrl", scale))
 
 
-def cell(setting="cifar10-n100", variant="fedmrl", seed=0, *, fair=0.8, paper=0.9, **fields) -> Cell:
-    """A cell that finished with these accuracies; any other field may be given."""
-    dataset, federation = setting.split("-")[:2]
+def cell(setting="cifar10-n100", variant="fedmrl", seed=0, *, fair=0.8, own=None, paper=0.9, **fields) -> Cell:
+    """A cell that converged with these accuracies (`own` is as `fair` unless given); any other field may be given."""
+    federation = setting.split("-")[1]
     method = next(m for m in sorted(METHOD_ORDER, key=len, reverse=True) if variant.startswith(m))
     view, mode = ("aggregated" if method != "standalone" else "own"), ("mix-large" if method == "fedmrl" else "local")
+    view, own = fields.get("view", view), fair if own is None else own
     clients = int(federation[1:])
 
-    def accuracy(value):
-        return {v: {mode: {"last": value, "best": value, "best_round": 2}} for v in {"own", view}}
+    def last(value):
+        return {mode: {"last": value, "best": value, "best_round": 2}}
 
     def curve(rounds, values):
         return Curve(rounds=rounds, own=values, aggregated=values if view == "aggregated" else None)
 
-    table = {"name": method}
-    if method == "fedmrl":
-        d1 = int(variant.rpartition("-")[2]) if "-d1-" in variant else 100 if dataset.startswith("cifar") else 8
-        table |= {"d1": d1, "mrl": "without-mrl" not in variant}
+    curves = {"all": curve([1, 2], [fair / 2, fair]), "participants": curve([1, 2], [paper / 2, paper])}
+    curves |= fields.pop("curves", {})
+    rounds = max(rounds for one in curves.values() for rounds in one.rounds)
+    steps = range(1, rounds + 1)
+    turns = round(SHARES[federation] * clients)
+    served = dict.fromkeys(MODES if method == "fedmrl" else [mode], fair)
     known = {
-        "setting": setting, "variant": variant, "method": method, "title": METHODS[method].title, "seed": seed,
-        "command": "fedmrl reproduce", "hash": hash_for(setting, variant), "status": "finished",
-        "device": "none", "engine": "none",
-        "recipe": {
-            "clients": clients, "rounds": 2, "participation": SHARES[federation], "data": {"name": dataset}, "method": table,
-            "training": {"epochs": 1},
-        },
-        "versions": {}, "together": 1, "wall_seconds": 1.0, "view": view, "mode": mode,
-        "accuracy": {"all": accuracy(fair), "participants": accuracy(paper)},
-        "inference": {view: dict.fromkeys(MODES if method == "fedmrl" else [mode], fair)},
-        "targets": [],
-        "curves": {"all": curve([1, 2], [fair / 2, fair]), "participants": curve([1, 2], [paper / 2, paper])},
-        "clients": Clients(
-            model=["CNN-1"] * clients, classes=[[0, 1]] * clients, train_samples=[100] * clients,
-            test_samples=[25] * clients, accuracy=[fair] * clients,
-        ),
+        "numbers": NUMBERS, "setting": setting, "variant": variant, "method": method, "title": METHODS[method].title,
+        "seed": seed, "command": "fedmrl reproduce", "status": "finished", "device": "none", "engine": "none",
+        "recipe": recipe_for(setting, variant), "versions": {}, "together": 1, "wall_seconds": 1.0, "view": view, "mode": mode,
+        "accuracy": {"all": {"own": last(own), view: last(fair)}, "participants": {"own": last(paper)}},
+        "inference": {"own": served, view: served},
+        "curves": curves,
+        "spent": Spent(turns=[r * turns for r in steps], parameters=list(steps), flops=[float(r) for r in steps]),
+        "clients": of_clients(*[fair] * clients),
+        "states_sha256": "0" * 64,
     }  # fmt: skip
-    curves = {"curves": known["curves"] | fields.pop("curves", {})}
-    return Cell(**known | fields | curves)
+    return Cell(**known | fields)
+
+
+def of_clients(*fair, own=None, classes=(0, 9), test=25) -> Clients:
+    """Clients with these accuracies; `own` are as `fair` unless given."""
+    number = len(fair)
+    return Clients(
+        model=["CNN-1"] * number, classes=[list(classes)] * number, train_samples=[100] * number,
+        test_samples=[test] * number, rounds=[1] * number, own=list(fair if own is None else own), aggregated=list(fair),
+    )  # fmt: skip
 
 
 def diverged(setting="cifar10-n100", variant="fd", seed=0, at=12) -> Cell:
@@ -68,17 +80,30 @@ def diverged(setting="cifar10-n100", variant="fd", seed=0, at=12) -> Cell:
             "diverged": {"client": 3, "round": at, "reason": "loss is nan"},
             **{name: {} for name in ("accuracy", "inference", "curves")},
             "clients": None,
+            "spent": None,
         }
     )
 
 
-def target(at, of="all", rounds=None, parameters=0.0, flops=0.0, factor=10) -> dict:
-    """An entry of a cell's targets; without rounds it was not reached."""
-    asked = {"target": at, "accuracy_of": of, "view": "own", "mode": "local"}
-    if rounds is None:
-        return {**asked, "reached": False}
-    spent = {"parameters": parameters, "flops": flops, "paper_parameters": factor * parameters, "paper_flops": factor * flops}
-    return {**asked, "reached": True, "rounds": rounds, **spent}
+def reaching(target, rounds=None, parameters=0.0, flops=0.0, *, paper_rounds=None, clients=100, turns=10) -> dict:
+    """Fields of a cell whose clients reach a target in that round, each having spent so much; without one they never do."""
+    at, first, length = rounds or 1, paper_rounds or rounds or 1, 100
+
+    def curve(reached):
+        values = [target if rounds and r >= reached else 0.1 for r in range(1, length + 1)]
+        return Curve(rounds=list(range(1, length + 1)), own=values, aggregated=values)
+
+    def spent(each):
+        return [each * clients * r / at for r in range(1, length + 1)]
+
+    return {
+        "curves": {"all": curve(at), "participants": curve(first)},
+        "spent": Spent(
+            turns=[turns * r for r in range(1, length + 1)],
+            parameters=[round(n) for n in spent(parameters)],
+            flops=spent(flops),
+        ),
+    }  # fmt: skip
 
 
 # What a participant sends and computes in a round, roughly as the paper's CNNs have it.
@@ -93,7 +118,7 @@ FLOPS = {
 
 def grown(setting, variant, seed, final, chance, rounds, scale) -> Cell:
     """A cell with curves that rise to a final accuracy, and all that follows from them."""
-    dataset, federation = setting.split("-")[:2]
+    federation = setting.split("-")[1]
     number, share = int(federation[1:]), SHARES[federation]
     rng = np.random.default_rng(crc32(f"{setting}/{variant}/{seed}".encode()))
     clients = np.random.default_rng(crc32(f"{setting}/{seed}".encode()))
@@ -107,17 +132,11 @@ def grown(setting, variant, seed, final, chance, rounds, scale) -> Cell:
     measured = sorted({r for r in range(0, rounds + 1, max(1, rounds // 50)) if r} | {rounds})
     everyone = [float(np.clip(at(r) - 0.01 + rng.normal(0, 0.004), 0, 1)) for r in measured]
     chosen = [float(np.clip(at(r) + 0.005 + rng.normal(0, noise), 0, 0.995)) for r in range(1, rounds + 1)]
-    goal = scale.targets[dataset]
-
-    def reached(of, points):
-        r = next((r for r, value in points if value >= goal), None)
-        sent, spent = PARAMETERS[method], FLOPS[method]
-        return target(goal, of, r, *((share * r * sent, share * r * spent) if r else ()), factor=1 / share)
-
     base = cell(setting, variant, seed, fair=everyone[-1], paper=max(chosen))
     aggregated = base.view == "aggregated"
     modes = {"mix-large": 0, "mix-small": -0.012, "single-small": -0.19, "single-large": -0.26}
-    inference = {base.view: {m: everyone[-1] + off for m, off in modes.items()} if method == "fedmrl" else {base.mode: final}}
+    served = {m: everyone[-1] + off for m, off in modes.items()} if method == "fedmrl" else {base.mode: final}
+    inference = {"own": served, base.view: served}
     ability = clients.normal(0, 0.05, number) + rng.normal(0, 0.025, number)
     return base.model_copy(
         update={
@@ -125,17 +144,20 @@ def grown(setting, variant, seed, final, chance, rounds, scale) -> Cell:
                 "all": Curve(rounds=measured, own=everyone, aggregated=everyone if aggregated else None),
                 "participants": Curve(rounds=list(range(1, rounds + 1)), own=chosen, aggregated=chosen if aggregated else None),
             },
-            "targets": [
-                reached("all", zip(measured, everyone, strict=True)),
-                reached("participants", enumerate(chosen, start=1)),
-            ],
+            "spent": Spent(
+                turns=[round(share * number) * r for r in range(1, rounds + 1)],
+                parameters=[round(share * number * r * PARAMETERS[method]) for r in range(1, rounds + 1)],
+                flops=[share * number * r * FLOPS[method] for r in range(1, rounds + 1)],
+            ),
             "inference": inference,
             "clients": Clients(
                 model=["CNN-1"] * number,
                 classes=[sorted(map(int, clients.choice(10, 2, replace=False))) for _ in range(number)],
                 train_samples=[int(n) for n in clients.integers(300, 500, number)],
                 test_samples=[100] * number,
-                accuracy=[float(np.clip(everyone[-1] + a, 0, 1)) for a in ability],
+                rounds=[rounds] * number,
+                own=[float(np.clip(everyone[-1] + a, 0, 1)) for a in ability],
+                aggregated=[float(np.clip(everyone[-1] + a, 0, 1)) for a in ability],
             ),
         }
     )

@@ -46,6 +46,9 @@ def test_the_protocol_switch_changes_headline_cards_and_curves(page):
     assert "best round" in paper[0]
     page.get_by_role("radio", name="Paper: best round").focus()
     page.keyboard.press("ArrowLeft")
+    assert page.get_by_role("radio", name="Own copies").is_checked()
+    assert "copy of the shared part" in shown()[3] and "copy of the shared part" in page.locator("#clients-says").inner_text()
+    page.keyboard.press("ArrowLeft")
     assert shown() == fair
 
 
@@ -104,14 +107,15 @@ def test_a_client_that_never_took_part_is_said_to_wherever_it_is_shown(browser, 
         path = tmp_path / method / "summary.json"
         summary = json.loads(path.read_text())
         for client, row in enumerate(summary["clients"]):
-            row |= {"rounds": client, "accuracy": client / 4}
+            own = {name: client / 4 for name in row if name.startswith(("accuracy", "own_", "aggregated_"))}
+            row |= {"rounds": client, **own}
         path.write_text(json.dumps(summary))
     with opening(browser, size) as open_file:
         page = open_file(write_page([tmp_path]))
         assert "never took part (1 of 4)" in page.locator("#clients-says").inner_text()
         assert "never" in page.locator("#clients tbody tr").first.inner_text()
-        assert page.locator(".card dd").nth(2).inner_text().startswith("25.0")
-        assert page.locator(".card dt").nth(2).inner_text() == "worst client that took part"
+        assert page.locator(".card dd").nth(2).inner_text().startswith("0.0")
+        assert page.locator(".card dt").nth(2).inner_text() == "worst client (never took part)"
         page.locator("#differences .chart").focus()
         page.keyboard.press("ArrowRight")
         assert "never" in page.locator("#differences .tooltip").inner_text()

@@ -4,15 +4,15 @@ import json
 
 import numpy as np
 import pytest
-from synthetic import all_cells, cell, diverged, target
+from synthetic import OLD, all_cells, cell, diverged, of_clients, reaching
 from test_page import EVIL, Elements, plain
 
 from fedmrl import cli
 from fedmrl.report.claims import claims_table
 from fedmrl.report.index import MOST_POINTS, index, index_data, thinned, write_index
 from fedmrl.report.outcomes import Outcomes
-from fedmrl.reproduce.cells import Clients, write_cell
-from fedmrl.reproduce.experiments import METHOD_ORDER, PAPER, QUICK
+from fedmrl.reproduce.cells import write_cell
+from fedmrl.reproduce.experiments import CPU, METHOD_ORDER, PAPER, QUICK
 
 MAIN, OTHER = "cifar10-n100", "cifar100-n100"
 
@@ -40,16 +40,6 @@ def entry(data, row, column, protocol, kind="heterogeneous"):
     return rows[row][column]
 
 
-def clients(*accuracies):
-    return Clients(
-        model=["CNN-1"] * len(accuracies),
-        classes=[[0, 1]] * len(accuracies),
-        train_samples=[9] * len(accuracies),
-        test_samples=[90] * len(accuracies),
-        accuracy=list(accuracies),
-    )
-
-
 # The answer
 
 
@@ -57,7 +47,8 @@ def test_without_cells_there_is_a_page_that_says_so():
     data = index_data([], PAPER)
     assert data["answers"]["fair"]["title"] == "Whether FedMRL wins cannot be said yet"
     assert "0 of 200 runs are measured" in data["facts"] and data["answers"]["fair"]["cards"] == []
-    assert not any(data[part] for part in ("tables", "curves", "clients", "costs", "inference", "sweeps", "cells"))
+    assert not any(data[part] for part in ("tables", "curves", "costs", "sweeps", "cells"))
+    assert data["clients"] == data["inference"] == {"fair": [], "own": []}
 
 
 def test_the_title_counts_first_places_and_leads_under_each_protocol():
@@ -82,27 +73,36 @@ def test_who_is_behind_is_said_to_be_behind():
 
 def test_a_verdict_stays_only_when_every_run_that_it_takes_is_measured():
     whole = [
-        cell(f"{dataset}-{federation}", method, seed, fair=0.9 if method == "fedmrl" else 0.8)
+        cell(f"{dataset}-{federation}{kind}", method, seed, fair=0.9 if method == "fedmrl" else 0.8)
+        for kind in ("", "-homogeneous")
         for dataset in PAPER.datasets
         for federation in PAPER.federations
         for method in METHOD_ORDER
-        for seed in PAPER.seeds_of(f"{dataset}-{federation}", method)
+        for seed in PAPER.seeds_of(f"{dataset}-{federation}{kind}", method)
     ]
     assert card(whole, "Most accurate")["verdict"] == "holds"
     assert plain(answer(whole)["title"]) == "FedMRL is first in all 6 federations, by 10.0 points"
-    for lacking in (("cifar10-n10", "fd", 0), (MAIN, "fedapen", 2)):
+    for lacking in (("cifar10-n10", "fd", 0), (MAIN, "fedapen", 2), ("cifar10-n10-homogeneous", "fd", 0)):
         cells = [one for one in whole if one.key != lacking]
         assert card(cells, "Most accurate")["verdict"] == "so far: holds"
-        assert "so far" in answer(cells)["title"]
+    cells = [one for one in whole if one.key != (MAIN, "fedapen", 2)]
+    assert "so far" in answer(cells)["title"]
     assert card(cells, "Ahead of the others")["verdict"] == "so far: holds", "its column lacks a seed"
 
 
-def test_who_loses_with_the_one_seed_that_all_have_is_not_first():
+def test_first_counts_clients_with_one_model_for_all_as_well():
+    cells = [cell(MAIN, "fedmrl", fair=0.8), cell(MAIN, "fml", fair=0.7)]
+    cells += [cell(f"{MAIN}-homogeneous", "fedmrl", fair=0.7), cell(f"{MAIN}-homogeneous", "fml", fair=0.8)]
+    shown = card(cells, "Most accurate")
+    assert (values(shown), shown["verdict"]) == (["1 of 1", "0 of 1"], "so far: holds in part")
+
+
+def test_who_loses_with_the_one_seed_that_both_have_is_not_first():
     cells = [cell(MAIN, "fedmrl", seed, fair=fair) for seed, fair in enumerate((0.8, 0.9, 0.9))]
     cells.append(cell(MAIN, "fedproto", fair=0.85))
     assert plain(answer(cells)["title"]) == "FedMRL is not first in the one federation so far, 5.0 points behind"
     assert (
-        "FedMRL 86.67 %, −5.00 points against FedProto, the best of the others so far, over seed 0, which all have."
+        "FedMRL 86.67 %, −5.00 points against FedProto, the best of the others so far, over seed 0, which both have."
         in plain(answer(cells)["lead"])
     )
     shown = card(cells, "Ahead of the others")
@@ -162,52 +162,56 @@ def test_a_toy_gives_no_verdict_on_the_paper():
 
 
 def test_what_a_test_sample_is_worth_stands_beside_the_gains_if_it_is_much():
-    few = clients(0.9, 0.8).model_copy(update={"test_samples": [6, 8]})
-    for own, much in ((few, True), (clients(0.9, 0.8), False)):
-        (panel,) = index_data([cell(MAIN, m, clients=own) for m in ("fedmrl", "fedproto")], PAPER)["clients"]
+    few = of_clients(0.9, 0.8).model_copy(update={"test_samples": [6, 8]})
+    for own, much in ((few, True), (of_clients(0.9, 0.8, test=120), False)):
+        (panel,) = index_data([cell(MAIN, m, clients=own) for m in ("fedmrl", "fedproto")], PAPER)["clients"]["fair"]
         assert ("one of them is 14 points" in plain(panel["said"])) == much
 
 
 def test_convergence_is_against_the_soonest_that_reaches_the_target_with_every_seed():
     rounds = {"fedmrl": (40, 40), "fedproto": (70, 70), "fml": (10, None)}
     cells = [
-        cell(MAIN, method, seed, targets=[target(0.9, rounds=at)])
-        for method, of_seeds in rounds.items()
-        for seed, at in enumerate(of_seeds)
+        cell(MAIN, method, seed, **reaching(0.9, at)) for method, of_seeds in rounds.items() for seed, at in enumerate(of_seeds)
     ]
     shown = card(cells, "Learns in fewer rounds")
     assert (values(shown), captions(shown)) == (["40"], ["CIFAR-10, rounds to 90 %; FedProto 70"])
     assert shown["verdict"] == "so far: holds"
     with_seed_0 = [one for one in cells if one.seed == 0 or one.method == "fedmrl"]
     assert captions(card(with_seed_0, "Learns in fewer rounds")) == ["CIFAR-10, rounds to 90 %; FML 10"]
-    unreached = [cell(MAIN, "fedmrl", targets=[target(0.9)]), cells[2]]
+    unreached = [cell(MAIN, "fedmrl", **reaching(0.9)), cells[2]]
     assert card(unreached, "Learns in fewer rounds")["verdict"] == "so far: does not hold"
+    assert card([unreached[0], cell(MAIN, "fml", **reaching(0.9))], "Learns in fewer rounds") is None, "nobody reaches it"
     assert card(cells[:1], "Learns in fewer rounds") is None, "alone it cannot be judged"
 
 
 def test_what_is_sent_is_held_against_its_kind_and_what_is_computed_against_fedproto():
     costs = {"fedmrl": (2e6, 3e12), "fedproto": (1e3, 4e12), "fml": (3e6, 1e12)}
-    cells = [cell(MAIN, m, targets=[target(0.9, rounds=9, parameters=p, flops=f)]) for m, (p, f) in costs.items()]
+    cells = [cell(MAIN, m, **reaching(0.9, 9, p, f)) for m, (p, f) in costs.items()]
     sent, computed = card(cells, "Sends less than its kind"), card(cells, "Computes less")
+    more = card(cells, "Sends more than FedProto")
+    assert (values(more), captions(more)) == (["2 M"], ["CIFAR-10, parameters to 90 %; FedProto 1 k"])
+    assert more["verdict"] == "so far: holds"
     assert captions(sent) == ["CIFAR-10, parameters to 90 %; FML 3 M"] and sent["verdict"] == "so far: holds"
     assert captions(computed) == ["CIFAR-10, FLOPs to 90 %; FedProto 4 T"] and values(computed) == ["3 T"]
 
 
 def test_the_share_of_clients_that_gain_stands_beside_the_papers():
     cells = [
-        cell(MAIN, "fedmrl", clients=clients(0.9, 0.8, 0.7, 0.5)),
-        cell(MAIN, "fedproto", clients=clients(0.8, 0.7, 0.6, 0.6)),
+        cell(MAIN, "fedmrl", clients=of_clients(0.9, 0.8, 0.7, 0.5, own=(0.9, 0.6, 0.5, 0.5))),
+        cell(MAIN, "fedproto", clients=of_clients(0.8, 0.7, 0.6, 0.6)),
     ]
     shown = card(cells, "Most clients gain")
     assert values(shown) == ["75 %"] and captions(shown) == ["CIFAR-10; the paper: 87 %"]
-    (panel,) = index_data(cells, PAPER)["clients"]
+    assert values(card(cells, "Most clients gain", "own")) == ["25 %"]
+    assert card(cells, "Most clients gain", "paper") is None, "the paper's protocol does not look at all clients"
+    (panel,) = index_data(cells, PAPER)["clients"]["fair"]
     assert panel["gains"] == pytest.approx([0.1, 0.1, 0.1, -0.1]) and plain(panel["paper"]) == "The paper: 87 %."
 
 
 def test_mix_small_is_enough_where_it_is_nearer_to_mix_large_than_to_a_single_model():
     def modes(small, single):
         found = {"mix-large": 0.9, "mix-small": small, "single-small": single, "single-large": 0.3}
-        return [cell(MAIN, "fedmrl", inference={"aggregated": found})]
+        return [cell(MAIN, "fedmrl", inference={"aggregated": found, "own": found})]
 
     near, far = (card(modes(*of), "mix-small is enough") for of in ((0.88, 0.6), (0.7, 0.65)))
     assert (values(near), near["verdict"]) == (["−2.0"], "so far: holds")
@@ -220,6 +224,71 @@ def test_matryoshka_learning_is_judged_by_dimension():
     cells += [cell(MAIN, "fedmrl-d1-150", fair=0.7), cell(MAIN, "fedmrl-without-mrl-d1-150", fair=0.75)]
     shown = card(cells, "Matryoshka helps")
     assert values(shown) == ["1 of 2"] and shown["verdict"] == "so far: holds in part"
+
+
+def test_the_gain_of_matryoshka_learning_is_held_against_itself_at_the_largest_dimension():
+    cells = [cell(MAIN, "fedmrl", fair=0.8), cell(MAIN, "fedmrl-without-mrl-d1-100", fair=0.7)]
+    assert card(cells, "It helps less at large d₁") is None
+    cells += [cell(MAIN, "fedmrl-d1-150", fair=0.75), cell(MAIN, "fedmrl-without-mrl-d1-150", fair=0.7)]
+    shown = card(cells, "It helps less at large d₁")
+    assert (values(shown), captions(shown)) == (["−5.0"], ["CIFAR-10, from d₁ = 100 to 150"])
+    assert shown["verdict"] == "so far: holds"
+
+
+def test_a_smaller_dimension_is_better_where_accuracy_falls_from_one_to_the_next():
+    cells = [cell(MAIN, "fedmrl", fair=0.8), cell(MAIN, "fedmrl-d1-150", fair=0.7), cell(MAIN, "fedmrl-d1-500", fair=0.75)]
+    shown = card(cells, "Smaller d₁ is better")
+    assert values(shown) == ["1 of 2"] and shown["verdict"] == "so far: holds in part"
+    assert captions(shown) == ["CIFAR-10; best at d₁ = 100"]
+
+
+@pytest.mark.parametrize(("claim", "suffix"), [("Robust to few classes", "classes-4"), ("Robust to skew", "dirichlet-0.3")])
+def test_robustness_is_judged_against_fedproto_at_each_measured_value(claim, suffix):
+    cells = [cell(f"{MAIN}-{suffix}", "fedmrl", fair=0.8), cell(f"{MAIN}-{suffix}", "fedproto", fair=0.85)]
+    shown = card(cells, claim)
+    assert (values(shown), shown["verdict"]) == (["0 of 1"], "so far: does not hold")
+
+
+def test_the_best_of_its_kind_is_another_rival_than_the_best_of_all():
+    cells = [cell(MAIN, "fedmrl", fair=0.8), cell(MAIN, "fd", fair=0.85), cell(MAIN, "fedkd", fair=0.6, paper=0.7)]
+    assert values(card(cells, "Ahead of the others")) == ["−5.0"]
+    shown = card(cells, "Ahead of its kind", "paper")
+    assert captions(shown)[0].endswith("against FedKD, one seed; the paper: +22.64")
+    assert values(card(cells, "Ahead of its kind")) == ["+20.0"]
+
+
+def test_margins_are_pairwise_over_the_seeds_that_the_two_have():
+    ours, theirs = (0.80, 0.90), (0.70, 0.86)
+    cells = [cell(MAIN, "fedmrl", seed, fair=fair) for seed, fair in enumerate(ours)]
+    cells += [cell(MAIN, "standalone", seed, fair=fair) for seed, fair in enumerate(theirs)]
+    cells.append(cell(MAIN, "fml", fair=0.74))  # seed 0 alone takes nothing from the pair that has both
+    shown = card(cells, "Ahead of the others")
+    assert (values(shown), captions(shown)) == (["+6.0"], ["CIFAR-10 N=100, against FML, one seed"])
+    cells[-1] = cell(MAIN, "fml", fair=0.71)
+    shown = card(cells, "Ahead of the others")
+    assert captions(shown) == ["CIFAR-10 N=100, against Standalone, ahead with 2 of 2 seeds"]
+    assert values(shown) == ["+7.0"]
+
+
+def test_where_fair_and_own_disagree_who_is_first_the_page_and_the_table_say_so():
+    cells = [cell(MAIN, "fedmrl", fair=0.8, own=0.7), cell(MAIN, "fml", fair=0.75, own=0.75)]
+    said = "The fair protocol and own copies disagree about who is first: CIFAR-10 N=100 (FedMRL by fair, FML by own copies)."
+    data = index_data(cells, PAPER)
+    assert said in data["notes"]
+    notes = {protocol: data["tables"]["heterogeneous"][protocol]["notes"] for protocol in ("fair", "own", "paper")}
+    assert said in notes["fair"] and said in notes["own"] and said not in notes["paper"]
+    assert said in claims_table(Outcomes(cells, PAPER))
+    agree = [cells[0], cell(MAIN, "fml", fair=0.6)]
+    assert index_data(agree, PAPER)["notes"] == []
+
+
+def test_who_is_no_better_than_guessing_failed_to_converge_and_is_no_rival():
+    cells = [cell(MAIN, "fedmrl"), cell(MAIN, "fd", fair=0.0999), cell(MAIN, "fml", fair=0.1001)]
+    data = index_data(cells, PAPER)
+    assert entry(data, "FD", 2, "fair")["text"] == "–" and entry(data, "FML", 2, "fair")["text"] == "10.01"
+    assert "1 of which failed to converge" in data["facts"]
+    notes = data["tables"]["heterogeneous"]["fair"]["notes"]
+    assert any(note.endswith("no better than chance): FD (CIFAR-10 N=100 no better than chance).") for note in notes)
 
 
 # Tables and charts
@@ -236,7 +305,7 @@ def test_what_diverged_and_what_is_missing_are_told_apart():
     data = index_data([diverged(MAIN, "fd"), cell(MAIN, "fedmrl")], PAPER)
     assert entry(data, "FD", 2, "fair")["text"] == "–" and entry(data, "FML", 2, "fair")["text"] == "·"
     panel = data["curves"][2]
-    assert panel["absent"].startswith("Diverged: FD. Not measured: Standalone, ")
+    assert panel["absent"].startswith("Failed to converge: FD. Not measured: Standalone, ")
     assert data["curves"][0]["series"] == [] and "homogeneous" not in data["tables"]
 
 
@@ -271,8 +340,8 @@ def test_seeds_and_runs_that_shared_the_device_share_their_time():
 
 
 def test_runs_of_another_recipe_are_left_out_and_named_and_those_beyond_the_figures_counted():
-    mine, old = cell(MAIN, "fedmrl", 0, fair=0.8), cell(MAIN, "fedmrl", 1, fair=0.9, hash="0" * 16)
-    data = index_data([mine, old, cell(f"{MAIN}-search", "fedmrl+authors")], PAPER)
+    mine, old = cell(MAIN, "fedmrl", 0, fair=0.8), cell(MAIN, "fedmrl", 1, fair=0.9, **OLD)
+    data = index_data([mine, old, cell(f"{MAIN}-by-hand", "fedmrl")], PAPER)
     assert [row.get("other", False) for row in data["cells"]] == [False, True, False]
     left_out = "Left out, as measured with another recipe than this version has: cifar10-n100/fedmrl (seed 1)."
     assert data["notes"] == [left_out] and data["beyond"] == 1
@@ -302,9 +371,13 @@ def test_a_whole_reproduction_is_one_small_file_that_asks_for_nothing(scale, tmp
     assert len(text) < 400_000 and path == tmp_path / "new" / "index.html"
 
 
-def test_results_open_with_the_page_of_the_papers_scale(tmp_path):
-    assert write_index([], PAPER, tmp_path / "results" / "paper") == tmp_path / "results" / "index.html"
-    assert write_index([], QUICK, tmp_path / "results" / "quick") == tmp_path / "results" / "quick" / "index.html"
+def test_results_open_with_the_page_of_the_papers_scale_or_the_one_nearest_to_it(tmp_path):
+    results = tmp_path / "results"
+    assert write_index([], QUICK, results / "quick") == results / "quick" / "index.html"
+    assert write_index([], CPU, results / "paper-cpu") == results / "index.html"
+    assert write_index([], PAPER, results / "paper") == results / "index.html"
+    write_cell(results / "paper", cell(MAIN, "fedmrl"))
+    assert write_index([], CPU, results / "paper-cpu") == results / "paper-cpu" / "index.html"
 
 
 def test_a_reproduction_names_only_what_it_wrote(tmp_path, capsys):

@@ -45,6 +45,10 @@ def test_the_protocol_switch_changes_answer_cards_table_curves_and_costs(page):
     )
     page.get_by_role("radio", name="Paper: best round").focus()
     page.keyboard.press("ArrowLeft")
+    own = shown()
+    assert page.get_by_role("radio", name="Own copies").is_checked() and own[1] not in (fair[1], paper[1])
+    assert "copy of the shared part" in page.locator("#clients-says").inner_text()
+    page.keyboard.press("ArrowLeft")
     assert shown() == fair
 
 
@@ -52,7 +56,7 @@ def test_the_table_can_be_of_clients_with_one_model(page):
     unlike = page.locator("#table").inner_text()
     page.get_by_role("radio", name="One model for all").click()
     assert page.locator("#table").inner_text() != unlike
-    assert page.locator("#table .best").count() >= 6 and "diverged" in page.locator("#table").inner_text()
+    assert page.locator("#table .best").count() >= 6 and "failed" in page.locator("#table").inner_text()
 
 
 def test_hovering_a_panel_shows_every_method_at_that_round(page):

@@ -65,9 +65,11 @@ def test_seeds_of_one_method_are_one_series_with_their_mean_and_range(made):
 def test_each_protocol_has_its_own_curve_and_headline(made):
     data = data_of(made / "fedmrl-seed-0")
     accuracy = summary_of(made / "fedmrl-seed-0")["accuracy"]
-    fair, paper = accuracy["all"]["aggregated"]["mix-large"]["last"], accuracy["participants"]["own"]["mix-large"]["best"]
-    assert plain(data["answers"]["fair"]["cards"][0]["value"]) == f"{100 * fair:.1f} %"
-    assert plain(data["answers"]["paper"]["cards"][0]["value"]) == f"{100 * paper:.1f} %"
+    fair, own = (accuracy["all"][view]["mix-large"]["last"] for view in ("aggregated", "own"))
+    paper = accuracy["participants"]["own"]["mix-large"]["best"]
+    for protocol, value in (("fair", fair), ("own", own), ("paper", paper)):
+        assert plain(data["answers"][protocol]["cards"][0]["value"]) == f"{100 * value:.1f} %"
+    assert data["series"][0]["curves"]["own"]["mean"][-1] == pytest.approx(own, abs=1e-5)
     assert data["series"][0]["curves"]["paper"]["rounds"] == [1, 2, 3], "participants are measured in every round"
     assert max(data["series"][0]["curves"]["paper"]["mean"]) == pytest.approx(paper, abs=1e-5)
 
@@ -101,21 +103,36 @@ def test_what_prints_alike_is_level(runs):
     assert ending(runs, (0.8004, 0.8001), (0.8004, 0.8001))["title"] == "FedMRL and Standalone end level"
 
 
-def test_the_worst_client_is_one_of_those_that_took_part(runs):
+def test_the_worst_client_is_the_lowest_of_those_that_the_mean_is_over(runs):
     folder = runs / "fedmrl-seed-0"
     rows = [
-        {**row, "accuracy": accuracy, "rounds": rounds}
+        {**row, "accuracy": accuracy, "aggregated_mix-large": accuracy, "own_mix-large": accuracy + 0.25, "rounds": rounds}
         for row, accuracy, rounds in zip(summary_of(folder)["clients"], (0.0, 0.25, 0.5, 0.75), (0, 2, 1, 3), strict=True)
     ]
     change(folder, clients=rows)
-    answer = data_of(folder)["answers"]["fair"]
-    worst = answer["cards"][1]
-    assert (plain(worst["value"]), worst["notes"]) == ("25.0 %", ["at the end, of those that took part"])
+    answer, own = (data_of(folder)["answers"][protocol] for protocol in ("fair", "own"))
+    worst = {"fair": answer["cards"][1], "own": own["cards"][1]}
+    assert {protocol: plain(card["value"]) for protocol, card in worst.items()} == {"fair": "0.0 %", "own": "25.0 %"}
+    assert worst["fair"]["label"] == "Worst client (never took part)"
+    assert [card["label"] for card in data_of(folder)["answers"]["paper"]["cards"]][1] == "Sent and received"
     assert "all 4 clients after 3 rounds, 1 of whom never took part" in answer["lead"]
     beside = data_of(folder, runs / "standalone-seed-0")["answers"]["fair"]["cards"]
-    assert ["worst client that took part", "25.0 %"] in [
+    assert ["worst client (never took part)", "0.0 %"] in [
         [name, plain(words)] for card in beside for name, words in card["pairs"]
     ]
+
+
+def test_where_fair_and_own_copies_disagree_who_is_first_the_page_says_so(runs):
+    for seed in (0, 1):
+        folder = runs / f"fedmrl-seed-{seed}"
+        accuracy = summary_of(folder)["accuracy"]
+        accuracy["all"]["aggregated"]["mix-large"]["last"], accuracy["all"]["own"]["mix-large"]["last"] = 0.2, 0.9
+        change(folder, accuracy=accuracy)
+        own = summary_of(runs / f"standalone-seed-{seed}")["accuracy"]
+        own["all"]["own"]["local"]["last"] = 0.5
+        change(runs / f"standalone-seed-{seed}", accuracy=own)
+    said = "Who is first depends on what counts: Standalone by the fair count, FedMRL with clients’ own copies."
+    assert said in data_of(runs)["notes"]
 
 
 def test_the_label_of_a_curve_is_what_its_protocol_counts(made):
@@ -149,7 +166,7 @@ def test_clients_are_compared_only_with_those_that_have_the_same_samples(made):
     for seed, federation in enumerate(data["federations"]):
         for place, name in enumerate(names):
             rows = summary_of(made / f"{name.lower()}-seed-{seed}")["clients"]
-            assert federation["accuracy"][str(place)] == pytest.approx([row["accuracy"] for row in rows], abs=1e-5)
+            assert federation["accuracy"]["fair"][str(place)] == pytest.approx([row["accuracy"] for row in rows], abs=1e-5)
 
 
 def test_the_split_adds_up_to_each_clients_training_samples(made):
@@ -201,7 +218,7 @@ def test_many_clients_are_cut_in_the_heat_map_alone(runs):
     change(folder, clients=summary["clients"] * 1000, split=summary["split"] * 1000)
     federation = data_of(folder)["federations"][0]
     assert len(federation["split"]["counts"]) == 500 and federation["split"]["clients"] == 4000
-    assert len(federation["accuracy"]["0"]) == 4000, "shares of clients are of all of them"
+    assert len(federation["accuracy"]["fair"]["0"]) == 4000, "shares of clients are of all of them"
 
 
 def test_runs_of_one_method_are_told_apart_by_what_differs(tmp_path):

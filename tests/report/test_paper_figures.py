@@ -5,7 +5,7 @@ import pytest
 from matplotlib import rc_context
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
-from synthetic import all_cells, cell, diverged, target
+from synthetic import OLD, all_cells, cell, diverged, of_clients, reaching
 
 from fedmrl.report.outcomes import Outcomes
 from fedmrl.report.paper_figures import (
@@ -24,7 +24,7 @@ from fedmrl.report.paper_figures import (
     sweep_figure,
     write_figures,
 )
-from fedmrl.reproduce.cells import Clients, Curve
+from fedmrl.reproduce.cells import Curve
 from fedmrl.reproduce.experiments import PAPER, QUICK
 
 MAIN = "cifar10-n100"
@@ -84,6 +84,7 @@ def test_a_protocol_looks_at_its_own_clients_with_its_own_models():
     both = outcomes(cell(curves=curves)).of(MAIN, "fedmrl")
     assert curve_values(both, "fair")[1].tolist() == [pytest.approx([30, 40])]
     assert curve_values(both, "paper")[1].tolist() == [pytest.approx([50, 60])]
+    assert curve_values(both, "own")[1].tolist() == [pytest.approx([10, 20])]
     alone = outcomes(cell(variant="standalone", view="own", curves=curves)).of(MAIN, "standalone")
     assert curve_values(alone, "fair")[1].tolist() == [pytest.approx([10, 20])]
 
@@ -111,28 +112,17 @@ def test_a_running_mean_keeps_a_straight_line_straight():
 
 def test_what_is_left_out_of_the_curves_is_said():
     figure = curves_figure(outcomes(cell(), diverged(variant="fd"), diverged("cifar10-n50", "fml")), "fair")
-    assert "Diverged: FD (CIFAR-10 N=100); FML (CIFAR-10 N=50)." in note(figure)
+    assert "Failed to converge: FD (CIFAR-10 N=100); FML (CIFAR-10 N=50)." in note(figure)
     assert "Not measured: CIFAR-10 N=100 (Standalone, LG-FedAvg, FedProto, FML, FedKD, FedAPEN)." in note(figure)
-    assert texts(figure.axes[1]) == ["diverged"]
+    assert texts(figure.axes[1]) == ["failed to converge"]
 
 
 # Each client
 
 
-def of_clients(*accuracies, classes=(0, 1)):
-    number = len(accuracies)
-    return Clients(
-        model=["CNN-1"] * number,
-        classes=[list(classes)] * number,
-        train_samples=[9] * number,
-        test_samples=[9] * number,
-        accuracy=list(accuracies),
-    )
-
-
 def test_bars_are_sorted_and_coloured_by_who_does_better():
     ours, theirs = of_clients(0.5, 0.9, 0.7, 0.6), of_clients(0.6, 0.5, 0.6, 0.6)
-    figure = clients_figure(outcomes(cell(clients=ours), cell(variant="fedproto", clients=theirs)))
+    figure = clients_figure(outcomes(cell(clients=ours), cell(variant="fedproto", clients=theirs)), "fair")
     axes = figure.axes[0]
     assert [bar.get_height() for bar in axes.patches] == pytest.approx([40, 10, 0, -10])
     assert [to_hex(bar.get_facecolor()) for bar in axes.patches][::3] == [STYLES[m].colour for m in ("fedmrl", "fedproto")]
@@ -150,7 +140,7 @@ def test_clients_of_the_same_split_are_averaged_over_seeds():
 
 def test_clients_of_different_splits_are_those_of_the_first_seed():
     both = [
-        cell(variant=method, seed=seed, clients=of_clients(value, 0.5, classes=(seed, 5)))
+        cell(variant=method, seed=seed, clients=of_clients(value, 0.5, classes=(seed, 9)))
         for method, value in (("fedmrl", 0.6), ("fedproto", 0.5))
         for seed in (0, 1)
     ]
@@ -162,8 +152,15 @@ def test_clients_of_different_splits_are_those_of_the_first_seed():
 
 def test_clients_are_compared_only_with_themselves():
     a, b = cell(clients=of_clients(0.5)), cell(variant="fedproto", clients=of_clients(0.5, classes=(3, 4)))
-    assert clients_figure(outcomes(a, b)) is None
-    assert clients_figure(outcomes(a, cell(variant="fedproto", seed=1, clients=of_clients(0.5)))) is None
+    assert clients_figure(outcomes(a, b), "fair") is None
+    assert clients_figure(outcomes(a, cell(variant="fedproto", seed=1, clients=of_clients(0.5))), "fair") is None
+
+
+def test_clients_with_own_copies_have_a_figure_of_their_own():
+    ours, theirs = of_clients(0.5, 0.9, own=(0.8, 0.5)), of_clients(0.6, 0.6)
+    found = outcomes(cell(clients=ours), cell(variant="fedproto", clients=theirs))
+    bars = {p: [bar.get_height() for bar in clients_figure(found, p).axes[0].patches] for p in ("fair", "own")}
+    assert bars["fair"] == pytest.approx([30, -10]) and bars["own"] == pytest.approx([20, -10])
 
 
 # Costs
@@ -171,14 +168,14 @@ def test_clients_are_compared_only_with_themselves():
 
 def test_costs_are_bars_with_their_numbers_or_a_word():
     cells = [
-        cell(targets=[target(0.9, rounds=30, parameters=2e6, flops=3e12)]),
-        cell(variant="standalone", targets=[target(0.9, rounds=60, parameters=0, flops=4e12)]),
-        cell(variant="fedproto", targets=[target(0.9, rounds=50, parameters=2e3, flops=5e12)]),
-        cell(variant="fml", targets=[target(0.9)]),
+        cell(**reaching(0.9, 30, 2e6, 3e12)),
+        cell(variant="standalone", **reaching(0.9, 60, 0, 4e12)),
+        cell(variant="fedproto", **reaching(0.9, 50, 2e3, 5e12)),
+        cell(variant="fml", **reaching(0.9)),
         diverged(variant="fd"),
     ]
     rounds, parameters, flops = costs_figure(outcomes(*cells), "fair").axes[:3]
-    words = ["60", "· not measured", "– diverged", "50", "not reached", "· not measured", "· not measured", "30"]
+    words = ["60", "· not measured", "– failed", "50", "not reached", "· not measured", "· not measured", "30"]
     assert texts(rounds) == words
     assert [text for text in texts(parameters) if text[0].isdigit()] == ["0", "2 k", "2 M"]
     assert [bar.get_width() for bar in rounds.patches] == pytest.approx([60, 50, 30])
@@ -188,8 +185,7 @@ def test_costs_are_bars_with_their_numbers_or_a_word():
 
 
 def test_costs_as_the_paper_counts_are_the_participants():
-    both = [target(0.9, "all", 40, 2e6, 3e12), target(0.9, "participants", 20, 1e6, 1.5e12)]
-    figure = costs_figure(outcomes(cell(targets=both)), "paper")
+    figure = costs_figure(outcomes(cell(**reaching(0.9, 40, 2e6, 3e12, paper_rounds=20))), "paper")
     assert texts(figure.axes[0])[-1] == "20" and texts(figure.axes[1])[-1] == "10 M"
 
 
@@ -201,11 +197,12 @@ def test_inference_shows_the_four_models_in_the_view_that_counts():
     found = outcomes(
         cell(inference={"aggregated": modes, "own": dict.fromkeys(modes, 0.1)}), diverged("cifar100-n100", "fedmrl")
     )
-    figure = inference_figure(found)
+    figure = inference_figure(found, "fair")
     axes = figure.axes[0]
     assert [bar.get_height() for bar in axes.patches] == pytest.approx([90, 80, 60, 50])
     assert [label.get_text() for label in axes.get_xticklabels()] == list(MODES)
-    assert texts(axes) == ["90.0", "80.0", "60.0", "50.0"] and texts(figure.axes[1]) == ["diverged"]
+    assert texts(axes) == ["90.0", "80.0", "60.0", "50.0"] and texts(figure.axes[1]) == ["failed to converge"]
+    assert [bar.get_height() for bar in inference_figure(found, "own").axes[0].patches] == pytest.approx([10] * 4)
 
 
 # What is varied
@@ -220,10 +217,10 @@ def drawn(axes, colour):
 def test_classes_are_varied_from_that_of_the_tables():
     cells = [cell(fair=0.8, paper=0.9), cell(f"{MAIN}-classes-4", fair=0.7, paper=0.75), cell(variant="fedproto", fair=0.6)]
     figure = sweep_figure(outcomes(*cells), SWEEPS["non-iid-class"])
-    fair, paper = drawn(figure.axes[0], STYLES["fedmrl"].colour)
+    fair, _, paper = drawn(figure.axes[0], STYLES["fedmrl"].colour)
     assert list(fair) == [2, 4, 6, 8, 10] and [fair[2], fair[4]] == pytest.approx([80, 70]) and np.isnan(fair[6])
     assert [paper[2], paper[4]] == pytest.approx([90, 75])
-    assert legend(figure) == ["FedMRL", "FedProto", "fair protocol", "the paper's protocol"]
+    assert legend(figure) == ["FedMRL", "FedProto", "fair", "own copies", "best round"]
     assert "FedMRL (CIFAR-10 at 6, CIFAR-10 at 8, CIFAR-10 at 10)" in note(figure)
 
 
@@ -232,22 +229,17 @@ def test_a_setting_that_diverged_is_a_cross_and_a_note():
     figure = sweep_figure(outcomes(*cells), SWEEPS["non-iid-dirichlet"])
     crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
     assert {(line.get_xdata()[0], line.get_color()) for line in crosses} == {(0.1, STYLES["fedproto"].colour)}
-    assert "Diverged (×): FedProto (CIFAR-10 at 0.1)." in note(figure) and "CIFAR-10: seed 0." in note(figure)
+    assert "Failed to converge (×): FedProto (CIFAR-10 at 0.1)." in note(figure) and "CIFAR-10: seed 0." in note(figure)
 
 
 def test_the_plain_run_stands_for_its_own_d1_alone():
     cells = [cell(fair=0.8), cell(variant="fedmrl-d1-150", fair=0.7), cell(variant="fedmrl-without-mrl-d1-100", fair=0.6)]
-    with_mrl, _ = drawn(sweep_figure(outcomes(*cells), SWEEPS["d1"]).axes[0], STYLES["fedmrl"].colour)
+    with_mrl, *_ = drawn(sweep_figure(outcomes(*cells), SWEEPS["d1"]).axes[0], STYLES["fedmrl"].colour)
     assert [with_mrl[100], with_mrl[150]] == pytest.approx([80, 70]) and np.isnan(with_mrl[200])
-    without, _ = drawn(
+    without, *_ = drawn(
         sweep_figure(outcomes(*cells), SWEEPS["ablation"]).axes[0], SWEEPS["ablation"].lines["FedMRL without MRL"].colour
     )
     assert without[100] == pytest.approx(60) and np.isnan(without[150])
-    other = cell(fair=0.8).model_copy(
-        update={"recipe": {**cell().recipe, "method": {"name": "fedmrl", "d1": 500, "mrl": True}}}
-    )
-    moved, _ = drawn(sweep_figure(outcomes(other), SWEEPS["d1"]).axes[0], STYLES["fedmrl"].colour)
-    assert np.isnan(moved[100]) and moved[500] == pytest.approx(80)
 
 
 def test_a_run_of_its_own_comes_before_the_plain_one():
@@ -259,19 +251,19 @@ def test_a_sweep_is_over_the_seeds_that_all_its_points_have():
     cells = [cell(seed=seed, fair=fair) for seed, fair in enumerate((0.6, 0.9))]
     cells += [cell(f"{MAIN}-classes-4", fair=0.7), cell(f"{MAIN}-classes-6", seed=5, fair=0.7)]
     figure = sweep_figure(outcomes(*cells), SWEEPS["non-iid-class"])
-    fair, _ = drawn(figure.axes[0], STYLES["fedmrl"].colour)
+    fair, *_ = drawn(figure.axes[0], STYLES["fedmrl"].colour)
     assert [fair[2], fair[4]] == pytest.approx([60, 70]) and np.isnan(fair[6])
     assert "CIFAR-10: seed 0." in note(figure) and "Shares no seed with the others: FedMRL (CIFAR-10 at 6)." in note(figure)
 
 
 def test_curves_and_costs_say_which_mean_is_over_fewer_seeds():
-    cells = [cell(targets=[target(0.9)]), cell(seed=1, targets=[target(0.9)]), cell(variant="fml", targets=[target(0.9)])]
+    cells = [cell(**reaching(0.9)), cell(seed=1, **reaching(0.9)), cell(variant="fml", **reaching(0.9))]
     for figure in (curves_figure(outcomes(*cells), "fair"), costs_figure(outcomes(*cells), "fair")):
         assert "Over fewer seeds than others: FML (CIFAR-10 N=100: seed 0)." in note(figure)
 
 
 def test_a_cell_of_another_recipe_is_not_drawn():
-    assert curves_figure(outcomes(cell(hash="0" * 16)), "fair") is None
+    assert curves_figure(outcomes(cell(**OLD)), "fair") is None
 
 
 def test_several_seeds_have_error_bars():

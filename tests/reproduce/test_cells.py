@@ -3,11 +3,14 @@
 import json
 
 import pytest
+import torch
 from damage import damaged
 from tiny import tiny_recipe
 
 import fedmrl
 from fedmrl import DivergedError, UserError
+from fedmrl.messages import sha256
+from fedmrl.protocols import PROTOCOLS, counted
 from fedmrl.reproduce.cells import by_variant, cell_of, hash_of, read_cell, read_cells, write_cell
 
 FACTS = {
@@ -30,8 +33,10 @@ def test_a_cell_holds_what_the_run_came_to(run, cell):
     summary = run.summary
     assert cell.status == "finished"
     assert cell.accuracy == summary["accuracy"]
-    assert cell.targets == summary["targets"]
-    assert cell.clients.accuracy == [round(row["accuracy"], 4) for row in summary["clients"]]
+    assert cell.clients.aggregated == [round(row["aggregated_mix-large"], 6) for row in summary["clients"]]
+    assert cell.clients.own == [round(row["own_mix-large"], 6) for row in summary["clients"]]
+    assert cell.clients.rounds == [row["rounds"] for row in summary["clients"]] and sum(cell.clients.rounds) == 6
+    assert cell.states_sha256 == summary["states_sha256"] and len(cell.states_sha256) == 64
     assert cell.clients.classes == [[int(label) for label in row["classes"].split()] for row in summary["clients"]]
     assert cell.curves["all"].rounds == [2, 3]
     assert cell.curves["participants"].rounds == [1, 2, 3]
@@ -44,7 +49,8 @@ def test_a_run_names_the_fedmrl_that_it_came_from(cell):
     assert cell.versions["fedmrl"] == fedmrl.__version__
 
 
-def test_the_two_protocols_read_what_they_say(cell):
+def test_each_protocol_reads_what_it_says(cell):
+    assert cell.measured("own") == cell.accuracy["all"]["own"]["mix-large"]["last"]
     assert cell.measured("paper") == cell.accuracy["participants"]["own"]["mix-large"]["best"]
     assert cell.measured("fair") == cell.accuracy["all"]["aggregated"]["mix-large"]["last"]
 
@@ -54,6 +60,53 @@ def test_a_method_that_hears_no_server_has_its_own_view_only():
     cell = cell_of("tiny-n4", "standalone", run.recipe, run, FACTS)
     assert cell.curves["all"].aggregated is None
     assert cell.measured("fair") == cell.accuracy["all"]["own"]["local"]["last"]
+
+
+def test_what_was_spent_until_a_target_is_what_the_summary_says():
+    targets = [0.3, 0.5, 1.0]
+    run = fedmrl.run(tiny_recipe("fedmrl", rounds=6, evaluation__every=1, evaluation__targets=targets))
+    cell = cell_of("tiny-n4", "fedmrl", run.recipe, run, FACTS)
+    assert cell.spent.turns == [2, 4, 6, 8, 10, 12]
+    for protocol in PROTOCOLS:
+        asked = counted(protocol, "aggregated")[:2]
+        written = [t for t in run.summary["targets"] if (t["accuracy_of"], t["view"]) == asked]
+        found = [cell.cost(protocol, target) for target in targets]
+        assert len(written) == len(found) and found[0].reached
+        for one, other in zip(found, written, strict=True):
+            plain = {name: value for name, value in one.model_dump().items() if name in other}
+            assert plain == pytest.approx({name: value for name, value in other.items() if name in plain})
+
+
+def test_states_are_hashed_so_that_another_seed_or_one_weight_shows(run, cell):
+    assert fedmrl.run(tiny_recipe("fedmrl", evaluation__every=2)).summary["states_sha256"] == cell.states_sha256
+    assert fedmrl.run(tiny_recipe("fedmrl", evaluation__every=2, seed=1)).summary["states_sha256"] != cell.states_sha256
+    state = {"weight": torch.ones(3)}
+    assert sha256([state]) == sha256([{"weight": torch.ones(3)}]) != sha256([{"weight": torch.ones(3) + 1e-7}])
+
+
+@pytest.mark.parametrize(("own", "converged"), [(0.26, True), (0.25, False), (0.0, False)])
+def test_a_run_that_is_no_better_than_guessing_failed_to_converge(cell, own, converged):
+    accuracy = {**cell.accuracy, "all": {**cell.accuracy["all"], "own": {"mix-large": {"last": own, "best": own}}}}
+    assert cell.model_copy(update={"accuracy": accuracy}).converged is converged, "the tiny data has four classes"
+
+
+def test_a_cell_is_valid_as_long_as_what_it_recorded_has_that_value_and_what_it_lacks_its_default(cell):
+    recipe = tiny_recipe("fedmrl", evaluation__every=2)
+    assert cell.is_of(recipe) and cell.is_of(recipe.model_copy(update={"seed": 9}))
+    table = {key: value for key, value in cell.recipe["training"].items() if key != "weight_decay"}
+    older = cell.model_copy(update={"recipe": {**cell.recipe, "training": table}})
+    assert older.is_of(recipe), "as if weight decay were newer than the cell: it has its default"
+    assert not older.is_of(tiny_recipe("fedmrl", evaluation__every=2, training__weight_decay=0.1))
+    assert not cell.is_of(tiny_recipe("fedmrl", evaluation__every=2, training__lr=0.5))
+    assert not cell.model_copy(update={"recipe": {**cell.recipe, "gone": 1}}).is_of(recipe), "a key that there is no more"
+    assert not cell.model_copy(update={"numbers": cell.numbers - 1}).is_of(recipe)
+
+
+def test_a_cell_of_another_format_is_refused_in_a_sentence(cell, tmp_path):
+    path = write_cell(tmp_path, cell)
+    path.write_text(path.read_text().replace('"format": 2', '"format": 1'))
+    with pytest.raises(UserError, match=r"not a cell of a reproduction \(format"):
+        read_cell(path)
 
 
 def test_cells_are_read_back_as_they_were_written(cell, tmp_path):
@@ -105,7 +158,7 @@ def test_a_cell_with_a_field_that_is_missing_or_of_another_type_is_refused_in_a_
         except UserError as refusal:
             assert len(str(refusal).splitlines()) == 1, harm
             continue
-        assert read.clients and read.dataset and None not in (read.measured("fair"), read.measured("paper")), harm
+        assert read.clients and read.dataset and None not in map(read.measured, PROTOCOLS), harm
         assert read.curves["all"].own and read.curves["participants"].own, harm
 
 

@@ -12,7 +12,7 @@ import fedmrl
 from fedmrl.errors import InterruptedRun, UserError
 from fedmrl.reproduce import measure as module
 from fedmrl.reproduce.cells import file_of, read_cell, read_cells, write_cell
-from fedmrl.reproduce.experiments import Wanted
+from fedmrl.reproduce.experiments import PAPER, Wanted
 from fedmrl.reproduce.measure import Clock, measure, measure_all, missing, samples_of
 from fedmrl.reproduce.processes import Ended
 
@@ -119,8 +119,8 @@ def test_a_method_that_diverges_is_a_cell_too(tmp_path):
 
 
 def test_all_are_measured_one_after_another_with_a_line_for_each(tmp_path):
-    ends = list(measure_all([one(), one("standalone")], tmp_path, jobs=1, quick=False, device="cpu", engine="auto"))
-    assert [ended.name for ended in ends] == ["tiny-n4/fedmrl", "tiny-n4/standalone"]
+    ends = list(measure_all([one(), one("standalone")], tmp_path, scale=PAPER, jobs=1, device="cpu", engine="auto"))
+    assert [ended.name for ended in ends] == ["tiny-n4/fedmrl, seed 0", "tiny-n4/standalone, seed 0"]
     assert ends[0].seconds_left > ends[1].seconds_left == 0
     assert len(read_cells(tmp_path)) == 2
 
@@ -128,7 +128,7 @@ def test_all_are_measured_one_after_another_with_a_line_for_each(tmp_path):
 def test_when_the_time_is_up_a_run_stops_after_a_whole_round_and_goes_on_later(tmp_path):
     todo = [one(), one("standalone")]
     now = time.monotonic()
-    assert not list(measure_all(todo, tmp_path, jobs=1, quick=False, device="cpu", engine="auto", until=now))
+    assert not list(measure_all(todo, tmp_path, scale=PAPER, jobs=1, device="cpu", engine="auto", until=now))
     assert not (tmp_path / "running").exists(), "nothing is started when there is no time"
 
     @contextmanager
@@ -136,7 +136,7 @@ def test_when_the_time_is_up_a_run_stops_after_a_whole_round_and_goes_on_later(t
         yield lambda record: time.sleep(max(0.0, begun + 3 - time.monotonic()))  # the first round outlasts the time
 
     begun = time.monotonic()
-    options = {"jobs": 1, "quick": False, "device": "cpu", "engine": "auto", "watch": slow}
+    options = {"scale": PAPER, "jobs": 1, "device": "cpu", "engine": "auto", "watch": slow}
     assert not list(measure_all(todo, tmp_path, **options, until=begun + 2.9))
     log = running(tmp_path) / "rounds.jsonl"
     assert len(log.read_text().splitlines()) == 1
@@ -153,33 +153,35 @@ def test_a_stop_before_the_time_is_up_is_one(tmp_path):
         yield on_round
 
     with pytest.raises(InterruptedRun):
-        list(measure_all([one()], tmp_path, jobs=1, quick=False, device="cpu", engine="auto", watch=stop))
+        list(measure_all([one()], tmp_path, scale=PAPER, jobs=1, device="cpu", engine="auto", watch=stop))
 
 
 @pytest.mark.parametrize(("code", "said"), [(1, "failed (out of memory)"), (0, "0.0%")])
 def test_of_runs_side_by_side_a_failure_is_told_and_the_others_go_on(tmp_path, monkeypatch, code, said):
     done = measure(one(), tmp_path)[0]
-    lost = {done.view: {done.mode: {"last": 0.0, "best": 0.0, "best_round": 1}}}
+    lost = {key: {done.mode: {"last": 0.0, "best": 0.0, "best_round": 1}} for key in ("own", done.view)}
     write_cell(tmp_path, done.model_copy(update={"accuracy": {**done.accuracy, "all": lost}}))
-    monkeypatch.setattr(module, "side_by_side", lambda *_: (Ended(name, code, "out of memory") for name in ["tiny-n4/fedmrl"]))
-    ends = measure_all([one()], tmp_path, jobs=2, quick=False, device="cpu", engine="auto")
+    monkeypatch.setattr(
+        module, "side_by_side", lambda *_: (Ended(name, code, "out of memory") for name in ["tiny-n4/fedmrl, seed 0"])
+    )
+    ends = measure_all([one()], tmp_path, scale=PAPER, jobs=2, device="cpu", engine="auto")
     assert [ended.said for ended in ends] == [said]
 
 
 def test_of_runs_side_by_side_each_is_told_how_many_there_are(tmp_path, monkeypatch):
     asked = {}
     monkeypatch.setattr(module, "side_by_side", lambda commands, *_: asked.update(commands) or (ended for ended in ()))
-    list(measure_all([one(), one("standalone")], tmp_path, jobs=4, quick=False, device="cpu", engine="auto"))
+    list(measure_all([one(), one("standalone")], tmp_path, scale=PAPER, jobs=4, device="cpu", engine="auto"))
     assert all(words[-2:] == ["--at-once", "2"] for words in asked.values())
-    ends = measure_all([one()], tmp_path, jobs=1, quick=False, device="cpu", engine="auto", at_once=2)
+    ends = measure_all([one()], tmp_path, scale=PAPER, jobs=1, device="cpu", engine="auto", at_once=2)
     assert len(list(ends)) == 1
     assert read_cells(tmp_path)[0].at_once == 2
 
 
 def test_of_runs_side_by_side_a_mistake_ends_them_all(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "side_by_side", lambda *_: (Ended(name, 2, "no data") for name in ["tiny-n4/fedmrl"]))
+    monkeypatch.setattr(module, "side_by_side", lambda *_: (Ended(name, 2, "no data") for name in ["tiny-n4/fedmrl, seed 0"]))
     with pytest.raises(UserError, match="no data"):
-        list(measure_all([one()], tmp_path, jobs=2, quick=False, device="cpu", engine="auto"))
+        list(measure_all([one()], tmp_path, scale=PAPER, jobs=2, device="cpu", engine="auto"))
 
 
 def a_round(monkeypatch, start=0.0, **seconds):

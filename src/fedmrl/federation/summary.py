@@ -11,6 +11,7 @@ from fedmrl.config import Recipe
 from fedmrl.cpu import cpu_name
 from fedmrl.engines import Setting
 from fedmrl.federation.checkpoint import Snapshot
+from fedmrl.protocols import PROTOCOLS, counted
 from fedmrl.version import __version__
 
 STAGES = ("train", "aggregate", "store", "evaluate")
@@ -68,7 +69,7 @@ def summarise(
         "targets": [
             cost_to_target(records, recipe.clients, target, whose, view, shown_mode(recipe))
             for target in recipe.evaluation.targets
-            for whose, view in (("all", shown_view(recipe)), ("participants", "own"))
+            for whose, view in dict.fromkeys(counted(protocol, shown_view(recipe))[:2] for protocol in PROTOCOLS)
         ],
         "seconds": {what: sum(r["seconds"].get(what, 0.0) for r in records) for what in STAGES},
         "clients": client_rows(recipe, setting, snapshot, final),

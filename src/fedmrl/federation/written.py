@@ -37,6 +37,7 @@ class Target(Part):
 
     target: float
     accuracy_of: str
+    view: str
     reached: bool
     rounds: int = 0
     parameters: float = 0
@@ -52,7 +53,9 @@ class Target(Part):
 
 
 class Client(Part):
-    """What a client is, what it has, and how well it does at the end."""
+    """What a client is, what it has, and how well it does at the end, by view and mode too."""
+
+    model_config = ConfigDict(extra="allow")
 
     model: str
     classes: str
@@ -60,6 +63,17 @@ class Client(Part):
     test_samples: int
     rounds: int
     accuracy: float
+
+    @model_validator(mode="after")
+    def _accuracies(self) -> Self:
+        for name, value in (self.model_extra or {}).items():
+            if not isinstance(value, float | int):
+                raise ValueError(f"{name} is no number")
+        return self
+
+    def accuracy_by(self, view: str, mode: str) -> float:
+        """Its accuracy in a view and mode."""
+        return float((self.model_extra or {}).get(f"{view}_{mode}", self.accuracy))
 
 
 class Summary(Part):
@@ -94,7 +108,7 @@ class Summary(Part):
     @model_validator(mode="after")
     def _whole(self) -> Self:
         """What all that reads it asks for is there."""
-        for whose, view in (("all", self.view), ("participants", "own")):
+        for whose, view in (("all", self.view), ("all", "own"), ("participants", "own")):
             if self.mode not in self.accuracy.get(whose, {}).get(view, {}):
                 raise ValueError(f"there is no accuracy.{whose}.{view}.{self.mode}")
         modes = {view: set(of_view) for view, of_view in self.inference.items()}

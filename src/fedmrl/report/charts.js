@@ -26,6 +26,9 @@ function showAnswer({ title, lead, cards }, card) {
   byId("lead").textContent = lead;
   byId("cards").replaceChildren(...cards.map(card));
 }
+// Whose models count where each client is looked at: the paper's protocol has no such count, so it is the fair one's.
+const ofAll = () => (state.protocol === "own" ? "own" : "fair"); // `state` is the page's
+const WITH = { fair: "with the latest the server has", own: "with the copy of the shared part that it trained last" };
 const many = (number) => number.toLocaleString("en");
 // Ties go to the even digit, as in all that Python writes: 81.25 is 81.2 wherever it stands.
 const tenths = (value) => (Number.isInteger(4 * value) && !Number.isInteger(2 * value) ? Math.round(5 * value) / 5 : value).toFixed(1);

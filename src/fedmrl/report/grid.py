@@ -1,6 +1,6 @@
 """Grids: a table with grouped columns, written as Markdown and as LaTeX that needs booktabs and adjustbox."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -130,24 +130,22 @@ def _latex_marked(text: str, mark: Mark) -> str:
     return shown + (rf"\,{{\scriptsize$\pm$\,{escape(spread)}}}" if plus_minus else "")
 
 
-def mark_best(
-    entries: Sequence[Entry],
-    values: Sequence[float | None],
-    *,
-    shown: Callable[[float], str] = "{:.2f}".format,
-    low: bool = False,
-    aside: bool = False,
-) -> list[Entry]:
-    """Mark the best and the second of a column; what is shown alike shares its place, and if that is the first, none is second.
+def mark_best(entries: Sequence[Entry], ahead: Sequence[int | None], *, aside: bool = False) -> list[Entry]:
+    """Mark the best and the second of a column, given how many are ahead of each; two that are best leave no second.
 
-    >>> [entry.mark for entry in mark_best([Entry("1"), Entry("3"), Entry("–"), Entry("2")], [1, 3, None, 2])]
+    >>> [entry.mark for entry in mark_best([Entry("1"), Entry("3"), Entry("–"), Entry("2")], [2, 0, None, 1])]
     ['', 'best', '', 'second']
     """
-    known = [value for value in values if value is not None]
-    marked = []
-    for entry, value in zip(entries, values, strict=True):
-        beats = [other for other in known if value is not None and shown(other) != shown(value) and (other < value) == low]
-        better = 2 if value is None else len(beats)
-        mark: Mark = "best" if better == 0 else "second" if better == 1 else ""
-        marked.append(replace(entry, aside_mark=mark) if aside else replace(entry, mark=mark))
-    return marked
+    marks: Mapping[int | None, Mark] = {0: "best", 1: "second"}
+    marked = [(entry, marks.get(count, "")) for entry, count in zip(entries, ahead, strict=True)]
+    return [replace(entry, aside_mark=mark) if aside else replace(entry, mark=mark) for entry, mark in marked]
+
+
+def ahead_of(values: Sequence[float | None]) -> list[int | None]:
+    """How many values are higher than each, as far as two digits show.
+
+    >>> ahead_of([1.0, 3.0, None, 2.999])
+    [2, 0, None, 0]
+    """
+    known = [f"{value:.2f}" for value in values if value is not None]
+    return [None if value is None else sum(float(other) > float(f"{value:.2f}") for other in known) for value in values]

@@ -17,9 +17,9 @@ const card = ({ claim, verdict, values, note }) =>
     el("p", { class: "aside" }, note),
   );
 
-// What stands in a place of a table. A dash is a method that diverged, a point one that was not measured.
+// What stands in a place of a table. A dash is a method that failed to converge, a point one that was not measured.
 function entryCell({ text, mark, aside, difference, seeds }, isMethod, edge) {
-  const absent = { "–": isMethod ? "diverged" : "–", "·": "·", "not reached": "not reached" }[text];
+  const absent = { "–": isMethod ? "failed" : "–", "·": "·", "not reached": "not reached" }[text];
   const [mean, spread] = text.split(" ± ");
   const shown = absent
     ? el("span", { class: "none", title: text === "·" ? "not measured" : null }, absent, text === "·" ? el("span", { class: "unseen" }, "not measured") : null)
@@ -104,8 +104,10 @@ function makeCurves() {
   byId("curves").append(el("ul", { class: "legend", "aria-label": "Methods; press to hide or show in all panels" }, entries), boxes, el("p", { class: "hint" }, HINT));
 }
 
-function makeClients() {
-  for (const { title, share, paper, said, gains } of data.clients) {
+function showClients() {
+  byId("clients-says").textContent = `FedMRL minus FedProto for each client, on its own test samples after the last round, ${WITH[ofAll()]}.`;
+  byId("clients").replaceChildren();
+  for (const { title, share, paper, said, gains } of data.clients[ofAll()]) {
     const rows = gains.map((difference, client) => ({ client, difference, words: [] })).sort((a, b) => b.difference - a.difference);
     const box = el("div", { class: "panel" }, el("h3", {}, title), el("p", { class: "gain" }, el("b", {}, share), paper ? ` ${paper}` : ""));
     byId("clients").append(box);
@@ -115,15 +117,16 @@ function makeClients() {
 
 function showCosts() {
   byId("costs-says").textContent =
-    state.protocol === "fair"
-      ? "Up to the round in which the mean over all clients first reaches the target: what a client really spent, on average."
+    state.protocol !== "paper"
+      ? `Up to the round in which the mean over all clients, each ${WITH[state.protocol]}, first reaches the target: what a client really spent, on average.`
       : "Up to the round in which the mean over its participants first reaches the target, counted as the paper does: a participant’s cost of a round × rounds.";
-  byId("costs").replaceChildren(...gridTable(data.costs[state.protocol]));
+  byId("costs").replaceChildren(...data.costs[state.protocol].flatMap(gridTable));
 }
 
-function makeInference() {
-  byId("inference").append(
-    ...data.inference.map(({ title, modes }) =>
+function showInference() {
+  byId("inference-says").textContent = `The four models that a client can serve after training with FedMRL, each client ${WITH[ofAll()]}: mean over all clients, after the last round.`;
+  byId("inference").replaceChildren(
+    ...data.inference[ofAll()].map(({ title, modes }) =>
       el(
         "div",
         {},
@@ -161,11 +164,10 @@ function makeSweeps() {
 const pad = (seconds) => (seconds < 100 ? seconds.toFixed(1) : many(Math.round(seconds)));
 
 function makeRepeat() {
-  const quick = data.quick ? " --quick" : "";
   byId("repeat-says").textContent = data.cells.length
     ? `${data.time} for these ${many(data.cells.length)} runs, one after another${data.beyond ? ` (${many(data.beyond)} of them beyond what the tables and figures need)` : ""}. This measures what is missing, and writes this page again:`
     : "Nothing is measured yet. This measures it, and writes this page again:";
-  const command = el("pre", { tabindex: 0, "aria-label": "Command" }, `fedmrl reproduce all${quick}`);
+  const command = el("pre", { tabindex: 0, "aria-label": "Command" }, `fedmrl reproduce all${data.option}`);
   byId("again").append(command, copyButton(command, "the command"));
   const rows = data.experiments.map(({ name, says, measured, of }) =>
     el("tr", {}, el("th", { scope: "row" }, el("code", {}, name)), el("td", { class: "number" }, measure(FEDMRL, measured / of, `${measured} of ${of}`)), el("td", { class: "wraps" }, says)),
@@ -182,17 +184,19 @@ function makeRepeat() {
       { title: "run", value: (row) => row.name.replace("/", " "), cell: (row) => row.name },
       { title: "seed", number: true, value: (row) => row.seed, cell: (row) => row.seed },
       { title: "fair", number: true, value: (row) => row.fair ?? -1, cell: accuracy("fair") },
+      { title: "own", number: true, value: (row) => row.own ?? -1, cell: accuracy("own") },
       { title: "paper’s", number: true, value: (row) => row.paper ?? -1, cell: accuracy("paper") },
       { title: "seconds", number: true, value: (row) => row.seconds, cell: (row) => pad(row.seconds) },
+      { title: "CPU seconds", number: true, value: (row) => row.cpu, cell: (row) => pad(row.cpu) },
       { title: "seeds at once", number: true, value: (row) => row.together, cell: (row) => row.together },
       { title: "device", ...machine(0) },
       { title: "engine", ...machine(1) },
       { title: "versions", ...machine(2) },
-      { title: "recipe", value: (row) => row.hash, cell: (row) => el("code", {}, row.hash + (row.other ? " †" : "")) },
+      { title: "final states", value: (row) => row.states, cell: (row) => el("code", {}, row.states + (row.other ? " †" : "")) },
       { title: "command", value: (row) => row.command, cell: (row) => el("code", {}, row.command) },
     ],
   });
-  byId("runs").append(el("p", { class: "hint" }, "Seconds: from start to end; of seeds and runs that shared the device, an equal share each."));
+  byId("runs").append(el("p", { class: "hint" }, "Seconds: from start to end; of seeds and runs that shared the device, an equal share each. Final states: SHA-256 of all models at the end, its first 12 digits; runs with the same one agree to the last bit. †: of another recipe than this version has."));
 }
 
 function showProtocol(protocol) {
@@ -202,15 +206,17 @@ function showProtocol(protocol) {
   if (state.kind) showTable();
   if (data.curves.length) showCurves();
   if (data.costs) showCosts();
+  showClients();
+  showInference();
   sweeps.forEach((show) => show());
 }
 
 const sections = [
   ["table", state.kind],
   ["curves", data.curves.length],
-  ["clients", data.clients.length],
+  ["clients", data.clients.fair.length],
   ["costs", data.costs],
-  ["inference", data.inference.length],
+  ["inference", data.inference.fair.length],
   ["sweeps", data.sweeps.length],
   ["repeat", true],
 ];
@@ -225,8 +231,6 @@ if (Object.keys(data.tables).length > 1) {
 } else byId("kind").parentElement.remove();
 byId("notes").append(...data.notes.map((note) => el("p", { class: "note" }, note)));
 if (data.curves.length) makeCurves();
-makeClients();
-makeInference();
 makeSweeps();
 makeRepeat();
 byId("sweeps-says").textContent = `The federation with the most clients, one setting of it changed at a time; counted as chosen above. ${HINT}`;

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedmrl import __version__
 from fedmrl.files import write_whole
+from fedmrl.protocols import PROTOCOLS, Protocol
 from fedmrl.report.claims import CLAIMS, IN_TOY, TOY, Claim, client_gains, is_ahead, mode_means, share_said, standings
 from fedmrl.report.grid import Entry, Grid
 from fedmrl.report.looks import LOOKS, WITHOUT_MRL, Look
@@ -24,14 +25,13 @@ from fedmrl.report.outcomes import (
     fewer_seeds,
     finished_seeds,
 )
-from fedmrl.report.page import NO_BREAK, banded, filled, listed, rounded, sample_worth, shorter
-from fedmrl.report.page import PROTOCOLS as PROTOCOL_WORDS
+from fedmrl.report.page import NO_BREAK, OF_ALL, WORDS, banded, filled, listed, rounded, sample_worth, shorter
 from fedmrl.report.paper_figures import PAPER_GAINS, SWEEPS, Values, curve_values
 from fedmrl.report.paper_tables import NAMES, accuracy_grid, any_measured, cost_grid, difference
 from fedmrl.report.standings import BASELINES, Margin, measured_margin, printed_margin
 from fedmrl.report.tables import signed, time_said
-from fedmrl.reproduce.cells import PROTOCOLS, Cell, Protocol
-from fedmrl.reproduce.experiments import EXPERIMENTS, METHOD_ORDER, Scale, seeds_said
+from fedmrl.reproduce.cells import Cell
+from fedmrl.reproduce.experiments import CPU, EXPERIMENTS, METHOD_ORDER, PAPER, Scale, seeds_said
 
 Data = dict[str, Any]
 
@@ -47,8 +47,12 @@ SWEEP_WORDS: Mapping[str, tuple[str, str]] = {
 
 
 def write_index(cells: Sequence[Cell], scale: Scale, folder: Path) -> Path:
-    """Write the page of a reproduction, whatever is measured of it; that of `results/paper` is what `results` opens with."""
-    home = scale.name == "paper" and folder.parts[-2:] == ("results", "paper")
+    """Write the page of a reproduction, whatever is measured of it.
+
+    `results` opens with that of `results/paper`, or as long as there is none, with that of `results/paper-cpu`.
+    """
+    larger = (folder.parent / PAPER.folder / "cells").exists()
+    home = folder.parts[-2:] == ("results", scale.folder) and (scale is PAPER or (scale is CPU and not larger))
     path = (folder.parent if home else folder) / "index.html"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, index(cells, scale))
@@ -68,10 +72,14 @@ def index_data(cells: Sequence[Cell], scale: Scale) -> Data:
     outcomes = Outcomes(cells, scale)
     return {
         "version": __version__,
-        "quick": scale.name == "quick",
+        "option": scale.option,
         "facts": _facts(outcomes),
-        "notes": [*([TOY] if scale.name == "quick" else []), *outcomes.left_out_said(cell.setting for cell in cells)],
-        "protocols": PROTOCOL_WORDS,
+        "notes": [
+            *([] if scale.has_paper else [TOY]),
+            *(sentence for kind in NAMES for sentence in outcomes.disagreements(outcomes.columns(kind))),
+            *outcomes.left_out_said(cell.setting for cell in cells),
+        ],
+        "protocols": WORDS,
         "answers": {protocol: _answer(outcomes, protocol) for protocol in PROTOCOLS},
         "methods": [{"title": TITLES[method], "look": LOOKS[method].on_page} for method in METHOD_ORDER],
         "tables": {
@@ -80,9 +88,9 @@ def index_data(cells: Sequence[Cell], scale: Scale) -> Data:
             if any_measured(outcomes, kind)
         },
         "curves": _curves(outcomes),
-        "clients": _clients(outcomes),
+        "clients": {protocol: _clients(outcomes, protocol) for protocol in OF_ALL},
         "costs": _costs(outcomes),
-        "inference": _inference(outcomes),
+        "inference": {protocol: _inference(outcomes, protocol) for protocol in OF_ALL},
         "sweeps": [found for name in SWEEPS if (found := _sweep(outcomes, name))],
         "experiments": [{"name": name, "says": says, **_measured(outcomes, name)} for name, says in EXPERIMENTS.items()],
         **_runs(cells, outcomes),
@@ -94,10 +102,18 @@ def index_data(cells: Sequence[Cell], scale: Scale) -> Data:
 
 def _facts(outcomes: Outcomes) -> str:
     what = "FedMRL (NeurIPS 2024), reproduced" if outcomes.has_paper else "FedMRL (NeurIPS 2024), a small reproduction"
-    diverged = sum(cell is not None and cell.status == "diverged" for cell in outcomes.runs("all"))
+    failed = sum(cell is not None and not cell.converged for cell in outcomes.runs("all"))
     said = "{measured} of {of} runs are measured".format(**_measured(outcomes, "all"))
-    said += f", {diverged} of which diverged" if diverged else ""
-    return " · ".join([what, listed([dataset_title(d) for d in outcomes.scale.datasets]), said])
+    said += f", {failed} of which failed to converge" if failed else ""
+    size = _size_said(outcomes)
+    return " · ".join([what, listed([dataset_title(d) for d in outcomes.scale.datasets]), *([size] if size else []), said])
+
+
+def _size_said(outcomes: Outcomes) -> str:
+    """How many rounds the runs have, where the figures look."""
+    main = outcomes.methods(outcomes.main(outcomes.scale.datasets[0]).setting)
+    rounds = {int(cell.recipe["rounds"]) for outcome in main.values() for cell in outcome.cells}
+    return f"{rounds.pop()} rounds" if len(rounds) == 1 else ""
 
 
 def _measured(outcomes: Outcomes, what: str) -> Data:
@@ -111,6 +127,7 @@ def _answer(outcomes: Outcomes, protocol: Protocol) -> Data:
     title = _title(outcomes, protocol)
     how = {
         "fair": "Every client counts, with the latest the server has, after the last round.",
+        "own": "Every client counts, with the copy of the shared part that it trained last, after the last round.",
         "paper": "Counted as the paper does: the best round, over the clients that took part in it.",
     }
     mains = [said for dataset in outcomes.scale.datasets if (said := _main_said(outcomes, dataset, protocol))]
@@ -123,7 +140,7 @@ def _answer(outcomes: Outcomes, protocol: Protocol) -> Data:
 
 def _card(claim: Claim, outcomes: Outcomes, protocol: Protocol) -> Data | None:
     """A claim, whether it holds, and the numbers that say so; none if it cannot be judged."""
-    found = claim.weigh(outcomes, protocol)
+    found = claim.evidence(outcomes, protocol)
     if not found.held:
         return None
     values = [list(value) for value in found.values]
@@ -135,7 +152,7 @@ def _title(outcomes: Outcomes, protocol: Protocol) -> str:
     if not places:
         return "Whether FedMRL wins cannot be said yet"
     leads = [place.margin.points for place in places if place.margin and place.first]
-    behind = [max(0.0, -place.margin.points) for place in places if place.margin and not place.first and not place.level]
+    behind = [-place.margin.points for place in places if place.margin and place.margin.behind]
     level = sum(place.level for place in places)
     where = f"{IN_TOY[0].upper()}{IN_TOY[1:]} " if not outcomes.has_paper else ""
     so_far = "" if outcomes.is_whole("table-hetero") else " so far"
@@ -186,7 +203,7 @@ def _main_said(outcomes: Outcomes, dataset: str, protocol: Protocol) -> str:
     name = main.dataset_title.replace("-", "\N{NON-BREAKING HYPHEN}")
     said = f"{name} with {main.federation_title}: FedMRL {ours:.2f}{NO_BREAK}%"
     said += f", {signed(lead.points)}{NO_BREAK}points against {_against(lead)}" if lead else ""
-    said += f", over {seeds_said(lead.seeds)}, which all have" if lead and lead.seeds != measured.seeds else ""
+    said += f", over {seeds_said(lead.seeds)}, which both have" if lead and lead.seeds != measured.seeds else ""
     if protocol == "paper" and outcomes.has_paper:
         theirs = outcomes.paper("heterogeneous", main, "fedmrl")
         printed = printed_margin(outcomes, "heterogeneous", main, BASELINES)
@@ -237,7 +254,8 @@ def _costs(outcomes: Outcomes) -> Data | None:
     mains = [outcomes.main(dataset) for dataset in outcomes.scale.datasets]
     if not any(cell.spent for main in mains for method in METHOD_ORDER for cell in outcomes.of(main.setting, method).cells):
         return None
-    return {protocol: _grid(cost_grid(outcomes, protocol)) for protocol in PROTOCOLS}
+    grids = {protocol: [cost_grid(outcomes, protocol, place) for place in (0, 1)] for protocol in PROTOCOLS}
+    return {protocol: [_grid(grid) for grid in of if grid] for protocol, of in grids.items()}
 
 
 # Curves
@@ -265,7 +283,11 @@ def _absent(found: Mapping[str, Outcome]) -> str:
     'Not measured: FD, FML.'
     """
     said = []
-    for state, why in (("diverged", "Diverged"), ("missing", "Not measured"), ("apart", "Shares no seed with the others")):
+    for state, why in (
+        ("failed", "Failed to converge"),
+        ("missing", "Not measured"),
+        ("apart", "Shares no seed with the others"),
+    ):
         names = [name for name, outcome in found.items() if outcome.state == state]
         said += [f"{why}: {', '.join(names)}."] if names else []
     fewer = [f"{name} ({seeds})" for name, seeds in fewer_seeds(found).items()]
@@ -293,11 +315,11 @@ def thinned(rounds: Sequence[int], values: Values, means: bool) -> tuple[list[in
 # Clients, ways to predict, sweeps
 
 
-def _clients(outcomes: Outcomes) -> list[Data]:
+def _clients(outcomes: Outcomes, protocol: Protocol) -> list[Data]:
     """What each client gains with FedMRL over FedProto, by dataset."""
     shown = []
     for dataset in outcomes.scale.datasets:
-        main, gained = outcomes.main(dataset), client_gains(outcomes, dataset)
+        main, gained = outcomes.main(dataset), client_gains(outcomes, dataset, protocol)
         if gained:
             share = f"{np.mean(gained.shares):.0f}{NO_BREAK}% of the clients gain"
             shown.append(
@@ -318,10 +340,10 @@ def _worth(outcomes: Outcomes, column: Column) -> str:
     return sample_worth(found[0]) if found and found[0] else ""
 
 
-def _inference(outcomes: Outcomes) -> list[Data]:
+def _inference(outcomes: Outcomes, protocol: Protocol) -> list[Data]:
     """The models that a client can serve, by dataset."""
     mains = [outcomes.main(dataset) for dataset in outcomes.scale.datasets]
-    found = {main.title: mode_means(outcomes.of(main.setting, "fedmrl")) for main in mains}
+    found = {main.title: mode_means(outcomes.of(main.setting, "fedmrl"), protocol) for main in mains}
     return [
         {"title": title, "modes": [[mode, shorter(mean / 100)] for mode, mean in modes.items()]}
         for title, modes in found.items()
@@ -348,7 +370,7 @@ def _sweep(outcomes: Outcomes, name: str) -> Data | None:
                 "series": [
                     {
                         "name": names[place], "look": _look(names[place]).on_page,
-                        "fair": _line(line, "fair"), "paper": _line(line, "paper"),
+                        **{str(protocol): _line(line, protocol) for protocol in PROTOCOLS},
                     }
                     for place, line in enumerate(lines)
                     if any(outcome.state == "finished" for outcome in line.values())
@@ -402,13 +424,16 @@ def _runs(cells: Sequence[Cell], outcomes: Outcomes) -> Data:
         rows.append(
             {
                 "name": f"{cell.setting}/{cell.variant}", "seed": cell.seed, "seconds": round(own, 1),
-                "fair": _share(cell.measured("fair")), "paper": _share(cell.measured("paper")),
+                **{protocol: _share(cell.measured(protocol)) for protocol in PROTOCOLS},
+                "cpu": round(cell.cpu_seconds / cell.together, 1), "states": cell.states_sha256[:12],
                 "together": cell.together, "machine": machine, "command": cell.command,
                 **({"diverged": str((cell.diverged or {}).get("reason", ""))} if cell.status == "diverged" else {}),
                 **({"other": True} if cell.key in outcomes.left_out else {}),
             }
         )  # fmt: skip
     total = listed([f"{time_said(spent)} on {device}" for device, spent in seconds.items()])
+    if computed := sum(row["cpu"] for row in rows):
+        total += f" ({time_said(computed)} of computing, all cores together)"
     wanted = {(one.setting, one.variant, seed) for one in outcomes.wanted("all") for seed in one.seeds}
     beyond = sum(cell.key not in wanted for cell in cells)
     return {"machines": [list(machine) for machine in machines], "cells": rows, "time": total, "beyond": beyond}

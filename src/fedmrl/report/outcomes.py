@@ -1,7 +1,7 @@
 """Outcomes: what the seeds of a variant came to, and the names by which tables and figures call what was measured."""
 
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeVar
@@ -9,11 +9,12 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from fedmrl.methods import METHODS
-from fedmrl.reproduce.cells import PROTOCOLS, Cell, Protocol, by_variant
+from fedmrl.protocols import PROTOCOLS, Protocol
+from fedmrl.reproduce.cells import Cell, by_variant
 from fedmrl.reproduce.experiments import EXPERIMENTS, METHOD_ORDER, Scale, Wanted, dim_variant, printed, seeds_said, wanted
 
 T = TypeVar("T")
-State = Literal["finished", "diverged", "missing", "apart"]
+State = Literal["finished", "failed", "missing", "apart"]
 Kind = Literal["heterogeneous", "homogeneous"]
 
 DATASET_TITLES: Mapping[str, str] = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "digits": "Digits"}
@@ -23,8 +24,6 @@ PROTOCOL_TITLES: Mapping[Protocol, str] = {
     "paper": f"The paper's protocol ({PROTOCOLS['paper']})",
 }
 TITLES: Mapping[str, str] = {method: METHODS[method].title for method in METHOD_ORDER}
-WHOSE: Mapping[Protocol, Literal["all", "participants"]] = {"fair": "all", "own": "all", "paper": "participants"}
-"""The clients whose accuracy a protocol looks at."""
 COSTS: Mapping[str, str] = {"rounds": "rounds", "parameters": "parameters", "flops": "FLOPs"}
 """What is counted until a target is reached, and what it is called."""
 
@@ -74,12 +73,12 @@ class Outcome:
 
     @property
     def state(self) -> State:
-        """A variant that diverged with any seed has diverged: its other seeds alone would flatter it."""
+        """A variant that failed to converge with any seed has failed: its other seeds alone would flatter it."""
         if self.apart:
             return "apart"
         if not self.cells:
             return "missing"
-        return "diverged" if any(cell.status == "diverged" for cell in self.cells) else "finished"
+        return "finished" if all(cell.converged for cell in self.cells) else "failed"
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -92,49 +91,83 @@ class Outcome:
         return Outcome(kept, apart=not kept)
 
     def accuracies(self, protocol: Protocol) -> list[float]:
-        """The accuracy (0 to 1) of each seed that finished."""
+        """The accuracy (0 to 1) of each seed that has one."""
         found = (cell.measured(protocol) for cell in self.cells)
         return [accuracy for accuracy in found if accuracy is not None]
 
     def percent(self, protocol: Protocol) -> Spread | None:
-        """The accuracy in percent, if all seeds finished."""
+        """The accuracy in percent, if all seeds converged."""
         if self.state != "finished":
             return None
         return Spread.of([100 * accuracy for accuracy in self.accuracies(protocol)])
 
     def mean(self, protocol: Protocol) -> float | None:
-        """The mean accuracy in percent, if all seeds finished."""
+        """The mean accuracy in percent, if all seeds converged."""
         spread = self.percent(protocol)
         return spread.mean if spread else None
 
     def cost(self, protocol: Protocol, target: float, what: str) -> Cost | None:
-        """Rounds, parameters or FLOPs per client to a target, if all seeds finished and say so."""
+        """Rounds, parameters or FLOPs per client to a target, if all seeds converged."""
         if self.state != "finished":
             return None
         entries = [cell.cost(protocol, target) for cell in self.cells]
         key = f"paper_{what}" if protocol == "paper" and what != "rounds" else what
         return Cost(tuple(float(getattr(entry, key)) for entry in entries if entry.reached), len(entries))
 
-    def how_diverged(self) -> str:
-        """Such as `in round 12`, or `in round 12 with 1 of 3 seeds`."""
-        failed = [cell.diverged or {} for cell in self.cells if cell.status == "diverged"]
-        first = min((at["round"] for at in failed if "round" in at), default=None)
-        said = ["" if first is None else f"in round {first}", f"with {len(failed)} of {len(self.cells)} seeds"]
-        return " ".join(said if len(self.cells) > 1 else said[:1]).strip()
+    def how_failed(self) -> str:
+        """Such as `in round 12`, `no better than chance`, or `in round 12 with 1 of 3 seeds`."""
+        failed = [cell for cell in self.cells if not cell.converged]
+        first = min((cell.diverged["round"] for cell in failed if cell.diverged), default=None)
+        said = [
+            "no better than chance" if first is None else f"in round {first}",
+            f"with {len(failed)} of {len(self.cells)} seeds",
+        ]
+        return " ".join(said if len(self.cells) > 1 else said[:1])
 
 
-def comparable(found: Mapping[T, Outcome]) -> dict[T, Outcome]:
-    """The same over the seeds that all have in common: else a method may be ahead by an easier seed.
+def with_common_seed(found: Mapping[T, Outcome]) -> dict[T, Outcome]:
+    """Sets apart who lacks the seed that most have, so that any two of the others can be compared.
 
-    Who shares no seed with most of the others is `apart`. One that diverged stays as it is, as it has nothing to compare.
+    One that failed stays as it is, as it has nothing to compare.
     """
-    finished = {key: set(outcome.seeds) for key, outcome in found.items() if outcome.state == "finished"}
-    votes = Counter(seed for seeds in finished.values() for seed in seeds)
+    votes = Counter(seed for outcome in found.values() if outcome.state == "finished" for seed in outcome.seeds)
     if not votes:
         return dict(found)
     most = min(votes, key=lambda seed: (-votes[seed], seed))
-    common = set.intersection(*(seeds for seeds in finished.values() if most in seeds))
-    return {key: outcome.on(common) if key in finished else outcome for key, outcome in found.items()}
+    lacks = {key for key, outcome in found.items() if outcome.state == "finished" and most not in outcome.seeds}
+    return {key: Outcome(apart=True) if key in lacks else outcome for key, outcome in found.items()}
+
+
+def in_pair(one: Outcome, other: Outcome) -> tuple[Outcome, Outcome]:
+    """Two outcomes over the seeds that both have: else one may be ahead by an easier seed."""
+    common = set(one.seeds) & set(other.seeds)
+    return one.on(common), other.on(common)
+
+
+def ahead_of_each(
+    found: Mapping[T, Outcome], value: Callable[[Outcome], float | None], *, shown: Callable[[float], str], low: bool = False
+) -> dict[T, int | None]:
+    """How many others are ahead of each, pair by pair over common seeds, by what is shown; None for who has no value."""
+
+    def is_ahead(one: Outcome, other: Outcome) -> bool:
+        a, b = map(value, in_pair(one, other))
+        return a is not None and b is not None and shown(a) != shown(b) and (a < b) == low
+
+    known = {key for key, outcome in found.items() if value(outcome) is not None}
+    return {
+        key: sum(is_ahead(found[other], outcome) for other in known if other != key) if key in known else None
+        for key, outcome in found.items()
+    }
+
+
+def comparable(found: Mapping[T, Outcome]) -> dict[T, Outcome]:
+    """A line's points, over the seeds that all of them have in common; who lacks the seed that most have is `apart`."""
+    rest = with_common_seed(found)
+    finished = {key: set(outcome.seeds) for key, outcome in rest.items() if outcome.state == "finished"}
+    if not finished:
+        return rest
+    common = set.intersection(*finished.values())
+    return {key: outcome.on(common) if key in finished else outcome for key, outcome in rest.items()}
 
 
 def fewer_seeds(found: Mapping[T, Outcome]) -> dict[T, str]:
@@ -178,6 +211,10 @@ class Column:
 def dataset_title(dataset: str) -> str:
     """The name by which people know a dataset."""
     return DATASET_TITLES.get(dataset, dataset)
+
+
+def _titles(methods: Iterable[str]) -> str:
+    return " and ".join(TITLES[method] for method in methods) or "nobody"
 
 
 class Outcomes:
@@ -230,8 +267,38 @@ class Outcomes:
         return {method: self.of(setting, method) for method in METHOD_ORDER}
 
     def compared(self, setting: str) -> dict[str, Outcome]:
-        """The same over the seeds that all have in common."""
-        return comparable(self.methods(setting))
+        """Of each method what can be compared with the others."""
+        return with_common_seed(self.methods(setting))
+
+    def first(self, setting: str, protocol: Protocol) -> list[str]:
+        """The methods that none is ahead of."""
+        ranks = ahead_of_each(self.compared(setting), lambda outcome: outcome.mean(protocol), shown="{:.2f}".format)
+        return [method for method, ahead in ranks.items() if ahead == 0]
+
+    def disagreements(self, columns: Iterable["Column"]) -> list[str]:
+        """A sentence that names the columns in which `fair` and `own` disagree about who is first, if there are any."""
+        said = []
+        for column in columns:
+            fair, own = (self.first(column.setting, protocol) for protocol in ("fair", "own"))
+            if set(fair) != set(own):
+                said.append(f"{column.short} ({_titles(fair)} by fair, {_titles(own)} by own copies)")
+        return [f"The fair protocol and own copies disagree about who is first: {'; '.join(said)}."] if said else []
+
+    def targets(self, dataset: str) -> list[float]:
+        """The accuracies whose cost is counted: the paper's, and where few reach that, the highest that most do.
+
+        The second is a multiple of 5%, chosen by the fair protocol for all of them.
+        """
+        papers = self.scale.targets[dataset]
+        found = [outcome for outcome in self.methods(self.main(dataset).setting).values() if outcome.state == "finished"]
+
+        def most_reach(target: float) -> bool:
+            costs = [outcome.cost("fair", target, "rounds") for outcome in found]
+            return 2 * sum(cost is not None and cost.everywhere for cost in costs) > len(found)
+
+        lower = (share / 100 for share in range(95, 0, -5) if papers / 2 <= share / 100 < papers)
+        common = None if most_reach(papers) else next((target for target in lower if most_reach(target)), None)
+        return [papers] if common is None or len(found) < 2 else [papers, common]
 
     def of_dim(self, setting: str, d1: int, mrl: bool = True) -> Outcome:
         """FedMRL with this d1; the plain run stands for it where it has the same d1 and no other was made."""

@@ -29,16 +29,17 @@ const curves = lineChart(byId("curves"), {
 function showProtocol(protocol) {
   state.protocol = protocol;
   showAnswer(data.answers[protocol], card);
-  const rings = { fair: "", paper: ` A ring marks ${data.series.some((one) => one.seeds.length > 1) ? "each seed’s best round" : "it"}.` };
+  const rings = { fair: "", own: "", paper: ` A ring marks ${data.series.some((one) => one.seeds.length > 1) ? "each seed’s best round" : "it"}.` };
   byId("protocol-says").textContent = data.protocols[protocol].says + rings[protocol];
   curves.show(data.series.map((one) => ({ name: one.name, look: one.look, ...one.curves[protocol] })));
   showTargets();
+  showFederation();
 }
 
 function showTargets() {
   const groups = data.targets[state.protocol];
   byId("targets-says").textContent = groups.length
-    ? `Up to the round in which the mean over ${state.protocol === "fair" ? "all clients, with the latest the server has" : "the round’s clients, each with what it has just trained"}, first reached it. ` +
+    ? `Up to the round in which the mean over ${state.protocol === "paper" ? "the round’s clients, each with what it has just trained" : `all clients, each ${WITH[state.protocol]}`}, first reached it. ` +
       "“Spent” is what a client really spent, on average; the paper’s product is a participant’s cost of a round × rounds, as if every client took part in each."
     : "These runs were given no target accuracy (evaluation.targets).";
   const head = el(
@@ -73,16 +74,17 @@ const tookPart = (rounds) => (rounds ? `${many(rounds)} ×` : el("span", { class
 
 function showFederation() {
   const federation = data.federations[state.federation];
-  const places = Object.keys(federation.accuracy).map(Number);
+  const accuracy = federation.accuracy[ofAll()];
+  const places = Object.keys(accuracy).map(Number);
   const clients = federation.model.map((_, client) => client);
   const idle = federation.rounds ? federation.rounds.filter((rounds) => !rounds).length : 0;
   byId("clients-says").textContent = [
-    "Each client’s accuracy at the end of the run, on its own test samples, with the latest the server has.",
+    `Each client’s accuracy at the end of the run, on its own test samples, ${WITH[ofAll()]}.`,
     federation.worth,
     idle ? `Clients that never took part (${many(idle)} of ${many(clients.length)}) have untrained models of their own: only what they get from the server has learned anything.` : "",
     data.federations.length > 1 ? "Each seed deals the samples anew, so clients are compared within one seed." : "",
   ].join(" ");
-  showDifferences(federation, places);
+  showDifferences(federation, accuracy, places);
   byId("clients").replaceChildren();
   sortableTable(byId("clients"), {
     label: "Clients",
@@ -97,23 +99,24 @@ function showFederation() {
       ...places.map((series) => ({
         title: data.series[series].name,
         number: true,
-        value: (k) => federation.accuracy[series][k],
-        cell: (k) => measure(lookOf(series), federation.accuracy[series][k], percent(federation.accuracy[series][k])),
+        value: (k) => accuracy[series][k],
+        cell: (k) => measure(lookOf(series), accuracy[series][k], percent(accuracy[series][k])),
       })),
     ],
   });
   showSplit(federation.split);
 }
 
-function showDifferences(federation, places) {
+function showDifferences(federation, accuracy, places) {
   const box = byId("differences");
   box.replaceChildren();
   if (places.length < 2) return;
-  const pair = { first: places[0], second: places[1] };
+  const pair = places.includes(state.pair?.first) && places.includes(state.pair?.second) ? state.pair : { first: places[0], second: places[1] };
+  state.pair = pair;
   const inner = el("div");
 
   function redraw() {
-    const [a, b] = [federation.accuracy[pair.first], federation.accuracy[pair.second]];
+    const [a, b] = [accuracy[pair.first], accuracy[pair.second]];
     const [first, second] = [data.series[pair.first].name, data.series[pair.second].name];
     const idle = (client) => (federation.rounds?.[client] === 0 ? [["took part", "never"]] : []);
     const rows = a
@@ -209,7 +212,6 @@ if (data.federations.length > 1)
     }),
   );
 showProtocol("fair");
-showFederation();
 showTotals();
 showModes();
 showRecipes();

@@ -20,24 +20,30 @@ from numpy.typing import NDArray
 from fedmrl import __version__
 from fedmrl.errors import UserError
 from fedmrl.files import write_whole
+from fedmrl.protocols import PROTOCOLS, Protocol, counted
 from fedmrl.report import tables
 from fedmrl.report.looks import Look, looks_of
-from fedmrl.report.outcomes import WHOSE
 from fedmrl.report.runs import FinishedRun, Series, differing, find_runs, make_series
 from fedmrl.report.tables import DASH
 from fedmrl.reproduce.experiments import seeds_said
 
-PROTOCOLS = {
+WORDS: Mapping[Protocol, Mapping[str, str]] = {
     "fair": {
         "label": "Fair: all clients",
         "says": "Every client, with the latest the server has; the last round counts. Nothing is picked by its result.",
+    },
+    "own": {
+        "label": "Own copies",
+        "says": "Every client, with the copy of the shared part that it trained last; the last round counts.",
     },
     "paper": {
         "label": "Paper: best round",
         "says": "Only the clients of the round, each with the model it has just trained; the best round counts, not the last.",
     },
 }
-
+"""The protocols as the pages' switch has them."""
+OF_ALL: Sequence[Protocol] = ("fair", "own")
+"""The protocols that say how each client does at the end."""
 NO_BREAK = "\N{NO-BREAK SPACE}"
 FEW = 100  # test samples of a client, of which one is a point of its accuracy or more
 MOST_IN_HEAT_MAP = 500  # clients; more columns than that are thinner than a pixel
@@ -108,13 +114,13 @@ def page_data(series: Sequence[Series], left_out: Sequence[str] = ()) -> dict[st
     return {
         "version": __version__,
         "facts": _facts(ranked),
-        "notes": [*_notes(ranked), *(f"Left out: {sentence}." for sentence in left_out)],
-        "protocols": PROTOCOLS,
+        "notes": [*_notes(ranked), *_disagreement(ranked), *(f"Left out: {sentence}." for sentence in left_out)],
+        "protocols": WORDS,
         "answers": {protocol: _answer(ranked, protocol) for protocol in PROTOCOLS},
         "series": [_series(one, look) for one, look in zip(ranked, looks, strict=True)],
         "federations": _federations(ranked),
         "totals": [_totals(one) for one in ranked],
-        "targets": {protocol: _targets(ranked, whose) for protocol, whose in WHOSE.items()},
+        "targets": {protocol: _targets(ranked, protocol) for protocol in PROTOCOLS},
         "recipes": [_recipe(one) for one in ranked],
     }
 
@@ -150,11 +156,20 @@ def _notes(series: Sequence[Series]) -> list[str]:
     return notes
 
 
-def _mean(one: Series, protocol: str) -> float:
+def _disagreement(series: Sequence[Series]) -> list[str]:
+    """A sentence, if it depends on whose copies count who is first."""
+    first = {protocol: max(series, key=lambda one: _mean(one, protocol)) for protocol in OF_ALL}
+    fair, own = first["fair"], first["own"]
+    if fair is own or any(_level(fair, own, protocol) for protocol in OF_ALL):
+        return []
+    return [f"Who is first depends on what counts: {fair.name} by the fair count, {own.name} with clients’ own copies."]
+
+
+def _mean(one: Series, protocol: Protocol) -> float:
     return float(np.mean([run.headline(protocol) for run in one.runs]))
 
 
-def _answer(series: Sequence[Series], protocol: str) -> dict[str, Any]:
+def _answer(series: Sequence[Series], protocol: Protocol) -> dict[str, Any]:
     """What came out, as a title, a sentence and cards."""
     order = sorted(series, key=lambda one: -_mean(one, protocol))
     title, lead = _alone(order[0], protocol) if len(order) == 1 else _won(order, protocol)
@@ -162,11 +177,11 @@ def _answer(series: Sequence[Series], protocol: str) -> dict[str, Any]:
     return {"title": title, "lead": lead, "cards": cards}
 
 
-def _alone(one: Series, protocol: str) -> tuple[str, str]:
+def _alone(one: Series, protocol: Protocol) -> tuple[str, str]:
     reached = percent(_mean(one, protocol))
-    if protocol == "fair":
+    if protocol != "paper":
         title = f"{one.name} reached {reached}"
-        where = f"Mean over {_everyone(one)}, each on test samples of its own."
+        where = f"Mean over {_everyone(one)}, each on test samples of its own{_with_own(protocol)}."
     else:
         title = f"{one.name} reached {reached} in its best round"
         best = _best_rounds(one)
@@ -185,7 +200,11 @@ def _everyone(one: Series) -> str:
     return f"all {_number_of(len(summary.clients), 'client')} after {_number_of(summary.rounds, 'round')}{never}"
 
 
-def _won(order: Sequence[Series], protocol: str) -> tuple[str, str]:
+def _with_own(protocol: Protocol) -> str:
+    return " with the copy of the shared part that it trained last" if protocol == "own" else ""
+
+
+def _won(order: Sequence[Series], protocol: Protocol) -> tuple[str, str]:
     """Who is first and by how much, or who share the first place."""
     winner, second = order[0], order[1]
     level = list(takewhile(lambda one: _level(winner, one, protocol), order[1:]))
@@ -197,9 +216,9 @@ def _won(order: Sequence[Series], protocol: str) -> tuple[str, str]:
     first = listed([one.name for one in (winner, *level)])
     alike = level and all(percent(_mean(one, protocol)) == ours for one in level)
     limit = "" if alike else f", as far as {common} seeds can say"
-    if protocol == "fair":
+    if protocol != "paper":
         title = f"{first} end level{limit}" if level else f"{winner.name} ends {ahead} ahead of {second.name}{mostly}"
-        reached = f"{said}, mean over {_everyone(winner)}"
+        reached = f"{said}, mean over {_everyone(winner)}{', each' if protocol == 'own' else ''}{_with_own(protocol)}"
     else:
         title = f"{winner.name}’s best round is {ahead} above {second.name}’s{mostly}"
         title = f"{first} have equally good best rounds{limit}" if level else title
@@ -221,19 +240,19 @@ def _certain(wins: int, common: int) -> str:
     return f"It is ahead with {wins} of {common} seeds."
 
 
-def _level(one: Series, other: Series, protocol: str) -> bool:
+def _level(one: Series, other: Series, protocol: Protocol) -> bool:
     """Whether two print alike, or differ by less than their seeds do."""
     same = percent(_mean(one, protocol)) == percent(_mean(other, protocol))
     return same or tables.undecided(_leads(one, other, protocol))
 
 
-def _leads(one: Series, other: Series, protocol: str) -> list[float]:
+def _leads(one: Series, other: Series, protocol: Protocol) -> list[float]:
     """How far one is ahead of another, with each seed that both have."""
     theirs = {run.summary.seed: run.headline(protocol) for run in other.runs}
     return [run.headline(protocol) - theirs[run.summary.seed] for run in one.runs if run.summary.seed in theirs]
 
 
-def _wins(winner: Series, second: Series, protocol: str) -> tuple[int, int]:
+def _wins(winner: Series, second: Series, protocol: Protocol) -> tuple[int, int]:
     """With how many of the seeds that both have the winner is ahead."""
     leads = _leads(winner, second, protocol)
     return sum(lead > 0 for lead in leads), len(leads)
@@ -254,7 +273,7 @@ def _beside(value: float, other: float, unit: str) -> str:
     return f"{said}, {times:.{1 if times < 10 else 0}f} times {'as much' if value > other else 'less'}"
 
 
-def _card(one: Series, place: int, protocol: str) -> dict[str, Any]:
+def _card(one: Series, place: int, protocol: Protocol) -> dict[str, Any]:
     notes = [f"{_range(one, protocol)} over {len(one.runs)} seeds"] if len(one.runs) > 1 else []
     notes += [f"best round: {_best_rounds(one).removeprefix('round ')}"] if protocol == "paper" and len(one.runs) == 1 else []
     costs = [["sent + received", amount(_sent(one), "B")], ["compute", amount(_flops(one), "FLOP")]]
@@ -263,19 +282,18 @@ def _card(one: Series, place: int, protocol: str) -> dict[str, Any]:
         "series": place,
         "value": percent(_mean(one, protocol)),
         "notes": notes,
-        "pairs": [*costs, [f"worst client{' that took part' if _any_idle(one) else ''}", percent(_worst(one))]],
+        "pairs": [*costs, *([] if protocol == "paper" else [[_worst_title(one, protocol), percent(_worst(one, protocol))]])],
     }
 
 
-def _cards_of_one(one: Series, protocol: str) -> list[dict[str, Any]]:
+def _cards_of_one(one: Series, protocol: Protocol) -> list[dict[str, Any]]:
     over = f", mean of {len(one.runs)} seeds" if len(one.runs) > 1 else ""
-    where = "all clients, last round" if protocol == "fair" else f"clients of {_best_rounds(one)}"
-    cards = [
-        ("Accuracy", percent(_mean(one, protocol)), f"{where}{over}"),
-        ("Worst client", percent(_worst(one)), f"at the end{', of those that took part' if _any_idle(one) else ''}{over}"),
-        ("Sent and received", amount(_sent(one), "B"), "by a client, in all rounds"),
-        ("Compute", amount(_flops(one), "FLOP"), "of a client, in all rounds"),
-    ]
+    where = f"clients of {_best_rounds(one)}" if protocol == "paper" else "all clients, last round"
+    cards = [("Accuracy", percent(_mean(one, protocol)), f"{where}{over}")]
+    if protocol != "paper":
+        cards.append((_worst_title(one, protocol).capitalize(), percent(_worst(one, protocol)), f"at the end{over}"))
+    cards.append(("Sent and received", amount(_sent(one), "B"), "by a client, in all rounds"))
+    cards.append(("Compute", amount(_flops(one), "FLOP"), "of a client, in all rounds"))
     return [{"label": label, "value": value, "notes": [note], "pairs": []} for label, value, note in cards]
 
 
@@ -284,18 +302,20 @@ def _best_rounds(one: Series) -> str:
     return f"round {rounds[0]}" if len(rounds) == 1 else f"rounds {', '.join(map(str, rounds))} (one for each seed)"
 
 
-def _range(one: Series, protocol: str) -> str:
+def _range(one: Series, protocol: Protocol) -> str:
     values = [run.headline(protocol) for run in one.runs]
     return f"{100 * min(values):.1f} to {percent(max(values))}"
 
 
-def _worst(one: Series) -> float:
-    """Of the clients that took part: the models of the others are untrained, and near 0 % with any method."""
-    return float(np.mean([min(client.accuracy for client in run.summary.clients if client.rounds) for run in one.runs]))
+def _worst(one: Series, protocol: Protocol) -> float:
+    """The lowest of those over whom the mean is taken: all clients, mean over seeds."""
+    return float(np.mean([min(run.clients(protocol)) for run in one.runs]))
 
 
-def _any_idle(one: Series) -> bool:
-    return any(run.idle for run in one.runs)
+def _worst_title(one: Series, protocol: Protocol) -> str:
+    """Says so where it is one that never took part: its own model is untrained, whatever the method."""
+    lowest = [(run.summary.clients, int(np.argmin(run.clients(protocol)))) for run in one.runs]
+    return "worst client" + ("" if all(clients[place].rounds for clients, place in lowest) else " (never took part)")
 
 
 def _sent(one: Series, ways: Sequence[str] = ("up", "down"), what: str = "bytes") -> float:
@@ -319,7 +339,7 @@ def _series(one: Series, look: Look) -> dict[str, Any]:
     }
 
 
-def _curve(one: Series, protocol: str) -> dict[str, Any]:
+def _curve(one: Series, protocol: Protocol) -> dict[str, Any]:
     curves = [run.curve(protocol) for run in one.runs]
     rounds = [round_ for round_, _ in curves[0]]
     values = np.array([[dict(curve).get(round_, np.nan) for round_ in rounds] for curve in curves])
@@ -327,7 +347,7 @@ def _curve(one: Series, protocol: str) -> dict[str, Any]:
         folders = ", ".join(str(run.folder) for run in one.runs)
         raise UserError(f"{folders}: one recipe, but not the same rounds; a rounds.jsonl of them is damaged, run it again")
     shown = {"rounds": list(rounds), **banded(values)}
-    if protocol == "fair":
+    if protocol != "paper":
         return shown
     best = [[run.best.best_round, shorter(run.best.best)] for run in one.runs]
     return {**shown, "counts": f"best {percent(_mean(one, protocol))}", "best": best}
@@ -386,9 +406,12 @@ def _federation(series: Sequence[Series], digest: str) -> dict[str, Any]:
         "worth": sample_worth([same[0].test_samples for same in everyone]),
         "rounds": [own[0] for own in rounds] if all(len(set(own)) == 1 for own in rounds) else None,
         "accuracy": {
-            str(place): rounded(np.mean([[client.accuracy for client in run.summary.clients] for run in own], axis=0))
-            for place, own in members.items()
-            if own
+            protocol: {
+                str(place): rounded(np.mean([run.clients(protocol) for run in own], axis=0))
+                for place, own in members.items()
+                if own
+            }
+            for protocol in OF_ALL
         },
         "split": next((_split(run) for run in runs if run.summary.split and run.summary.class_names), None),
     }
@@ -442,15 +465,20 @@ def _totals(one: Series) -> dict[str, Any]:
     }
 
 
-def _targets(series: Sequence[Series], whose: str) -> list[dict[str, Any]]:
+def _targets(series: Sequence[Series], protocol: Protocol) -> list[dict[str, Any]]:
     """For each target a row of words for each series."""
     wanted = sorted({cost.target for one in series for run in one.runs for cost in run.summary.targets})
-    return [{"target": f"{100 * target:g} %", "rows": [_target(one, target, whose) for one in series]} for target in wanted]
+    return [{"target": f"{100 * target:g} %", "rows": [_target(one, target, protocol) for one in series]} for target in wanted]
 
 
-def _target(one: Series, target: float, whose: str) -> list[str] | None:
+def _target(one: Series, target: float, protocol: Protocol) -> list[str] | None:
     """Rounds, parameters and FLOPs, means over the seeds that reached it; nothing if none did."""
-    costs = [cost for run in one.runs for cost in run.summary.targets if (cost.target, cost.accuracy_of) == (target, whose)]
+    costs = [
+        cost
+        for run in one.runs
+        for cost in run.summary.targets
+        if (cost.target, cost.accuracy_of, cost.view) == (target, *counted(protocol, run.summary.view)[:2])
+    ]
     if not costs:
         return [DASH] * 5
     reached = [cost for cost in costs if cost.reached]

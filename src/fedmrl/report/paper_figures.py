@@ -5,6 +5,7 @@ A method has one colour, marker and dash in all of them. What was not measured o
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmrl.files import replacing
+from fedmrl.protocols import PROTOCOLS, SHORT, Protocol
 from fedmrl.report.figures import new_figure
 from fedmrl.report.looks import LOOKS, WITHOUT_MRL
-from fedmrl.report.outcomes import COSTS, TITLES, WHOSE, Outcome, Outcomes, comparable, fewer_seeds, finished_seeds
+from fedmrl.report.outcomes import COSTS, TITLES, Outcome, Outcomes, comparable, fewer_seeds, finished_seeds
 from fedmrl.report.tables import count
-from fedmrl.reproduce.cells import Cell, Protocol
+from fedmrl.reproduce.cells import Cell
 from fedmrl.reproduce.experiments import METHOD_ORDER, SAME_CATEGORY, Scale, class_setting, seeds_said
 
 if TYPE_CHECKING:
@@ -58,6 +60,7 @@ class Style:
 # Those that share a small model are dashed, so that ink alone tells them apart.
 DASHES: Mapping[str, Dash] = {"standalone": ":", **dict.fromkeys(SAME_CATEGORY, DASHED)}
 STYLES: Mapping[str, Style] = {name: Style(of.light, of.marker, DASHES.get(name, "-")) for name, of in LOOKS.items()}
+PROTOCOL_DASHES: Mapping[Protocol, Dash] = {"fair": "-", "own": ":", "paper": DASHED}
 PAPER_GAINS: Mapping[str, int] = {"cifar10": 87, "cifar100": 99}
 """Percent of clients that the paper says do better with FedMRL than with FedProto."""
 MODES: Mapping[str, str] = {
@@ -65,6 +68,12 @@ MODES: Mapping[str, str] = {
     "mix-small": "#eba580",
     "single-large": "#666666",
     "single-small": "#B3B3B3",
+}
+
+
+WITH_WHAT: Mapping[Protocol, str] = {
+    "fair": "Last round, each client with what the server has last",
+    "own": "Last round, each client with the copy that it trained last",
 }
 
 
@@ -129,7 +138,7 @@ def _round_ticks(axis: "Axis", ticks: int = 5, *, whole: bool = False) -> None:
 
 def _empty(axes: "Axes", outcomes: Iterable[Outcome]) -> None:
     """In place of what could be drawn, why there is nothing."""
-    why = "diverged" if any(outcome.state == "diverged" for outcome in outcomes) else "not measured"
+    why = "failed to converge" if any(outcome.state == "failed" for outcome in outcomes) else "not measured"
     axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", va="center", color=GREY, fontstyle="italic")
     axes.spines[:].set_visible(False)
     axes.tick_params(bottom=False, labelbottom=False, left=False, labelleft=False)
@@ -141,10 +150,10 @@ def _label(panels: Sequence["Axes"], text: str) -> None:
     panels[0].tick_params(labelleft=True)
 
 
-def _absences(found: Sequence[tuple[str, str, Outcome]], diverged: str = "Diverged") -> list[str]:
-    """What is left out: what diverged, and what was not measured, by name or by place, whichever is said sooner."""
+def _absences(found: Sequence[tuple[str, str, Outcome]], failed: str = "Failed to converge") -> list[str]:
+    """What is left out: what failed to converge, and what was not measured, by name or by place, whichever is said sooner."""
     notes = []
-    for state, said in (("diverged", diverged), ("missing", "Not measured"), ("apart", "Shares no seed with the others")):
+    for state, said in (("failed", failed), ("missing", "Not measured"), ("apart", "Shares no seed with the others")):
         absent = [(name, place) for name, place, outcome in found if outcome.state == state]
         listed = min(_grouped(absent), _grouped([(place, name) for name, place in absent]), key=len)
         notes += [f"{said}: {listed}."] if absent else []
@@ -202,7 +211,7 @@ def curves_figure(outcomes: Outcomes, protocol: Protocol) -> "Figure | None":
         (TITLES[method], column.short, found[column][method])
         for method in METHOD_ORDER
         for column in columns
-        if column in shown or found[column][method].state == "diverged"  # a panel with nothing in it says so itself
+        if column in shown or found[column][method].state == "failed"  # a panel with nothing in it says so itself
     ]
     _notes(figure, [_curve_note(found.values(), protocol), _fewer_note({c.short: found[c] for c in shown}), *_absences(absent)])
     return figure
@@ -211,21 +220,17 @@ def curves_figure(outcomes: Outcomes, protocol: Protocol) -> "Figure | None":
 def _curve_note(found: Iterable[Mapping[str, Outcome]], protocol: Protocol) -> str:
     several = any(len(outcome.cells) > 1 for of_column in found for outcome in of_column.values())
     band = " Line: mean over seeds, band: their range." if several else ""
-    if protocol == "fair":
-        return f"Mean over all clients, with what the server has last.{band}"
+    if protocol != "paper":
+        which = "what the server has last" if protocol == "fair" else "the copy that each trained last"
+        return f"Mean over all clients, with {which}.{band}"
     return f"Mean over a round's participants, each with the model it has just trained. Running mean; faint: as measured.{band}"
 
 
 def curve_values(outcome: Outcome, protocol: Protocol) -> tuple[list[int], Values]:
     """Rounds, and accuracy in percent by seed and round, at the rounds that all seeds have."""
-    curves = [cell.curves[WHOSE[protocol]] for cell in outcome.cells]
-    rounds = sorted(set.intersection(*(set(curve.rounds) for curve in curves)))
-    values = []
-    for cell, curve in zip(outcome.cells, curves, strict=True):
-        view = curve.own if protocol == "paper" or cell.view == "own" or curve.aggregated is None else curve.aggregated
-        at = dict(zip(curve.rounds, view, strict=True))
-        values.append([100 * at[r] for r in rounds])
-    return rounds, np.array(values)
+    curves = [dict(cell.curve(protocol)) for cell in outcome.cells]
+    rounds = sorted(set.intersection(*map(set, curves)))
+    return rounds, np.array([[100 * curve[r] for r in rounds] for curve in curves])
 
 
 def running_mean(values: Values, window: int) -> Values:
@@ -282,7 +287,7 @@ class Gains:
     """The percent of clients that gain, with each seed."""
 
 
-def gains(ours: Outcome, theirs: Outcome) -> Gains | None:
+def gains(ours: Outcome, theirs: Outcome, protocol: Protocol = "fair") -> Gains | None:
     """By client, where both have the same clients: the mean over seeds if they deal the same data, else the first seed."""
     others = {cell.seed: cell for cell in theirs.cells}
     pairs = [(cell, others[cell.seed]) for cell in ours.cells if cell.seed in others]
@@ -290,7 +295,7 @@ def gains(ours: Outcome, theirs: Outcome) -> Gains | None:
     if not pairs:
         return None
     points = [
-        100 * (np.array(a.clients.accuracy("fair")) - np.array(b.clients.accuracy("fair")))
+        100 * (np.array(a.clients.accuracy(protocol)) - np.array(b.clients.accuracy(protocol)))
         for a, b in pairs
         if a.clients and b.clients
     ]
@@ -308,10 +313,10 @@ def _split(cell: Cell) -> tuple[list[list[int]], list[int]] | None:
     return (cell.clients.classes, cell.clients.train_samples) if cell.clients else None
 
 
-def clients_figure(outcomes: Outcomes) -> "Figure | None":
+def clients_figure(outcomes: Outcomes, protocol: Protocol) -> "Figure | None":
     """FedMRL minus FedProto for each client, sorted, in the colour of the one that does better."""
     mains = [outcomes.main(dataset) for dataset in outcomes.scale.datasets]
-    found = {main: gains(outcomes.of(main.setting, "fedmrl"), outcomes.of(main.setting, "fedproto")) for main in mains}
+    found = {m: gains(outcomes.of(m.setting, "fedmrl"), outcomes.of(m.setting, "fedproto"), protocol) for m in mains}
     if not any(found.values()):
         return None
     figure, panels = _panels(1, len(mains), (_width(len(mains)), 1.95), sharey=True)
@@ -336,7 +341,8 @@ def clients_figure(outcomes: Outcomes) -> "Figure | None":
         shown.append(axes)
     _label(shown, "FedMRL − FedProto\n(accuracy, points)")
     shown[0].set_ylim(*_room_for_text([np.sort(gained.points)[::-1] for gained in found.values() if gained]))
-    _notes(figure, [f"{main.dataset_title}: {gained.said}." for main, gained in found.items() if gained])
+    said = [f"{main.dataset_title}: {gained.said}." for main, gained in found.items() if gained]
+    _notes(figure, [f"{WITH_WHAT[protocol]}.", *said])
     return figure
 
 
@@ -357,23 +363,25 @@ def _room_for_text(sorted_points: Sequence[Values]) -> tuple[float, float]:
 
 def costs_figure(outcomes: Outcomes, protocol: Protocol) -> "Figure | None":
     """Rounds, parameters and FLOPs to the target, a row of panels for each dataset."""
-    scale = outcomes.scale
-    found = {dataset: outcomes.methods(outcomes.main(dataset).setting) for dataset in scale.datasets}
-    if not any(outcome.cost(protocol, scale.targets[d], "rounds") for d, of in found.items() for outcome in of.values()):
+    found = {dataset: outcomes.methods(outcomes.main(dataset).setting) for dataset in outcomes.scale.datasets}
+    rows = [(dataset, target) for dataset in found for target in outcomes.targets(dataset)]
+    if not any(outcome.cost(protocol, target, "rounds") for d, target in rows for outcome in found[d].values()):
         return None
-    figure, panels = _panels(len(found), len(COSTS), (WIDTH, 0.1 + 1.6 * len(found)), sharey=True)
-    for number, axes in enumerate(panels):
-        dataset, what = scale.datasets[number // len(COSTS)], list(COSTS)[number % len(COSTS)]
-        if number % len(COSTS) == 0:
-            axes.set_title(f"{outcomes.main(dataset).title}: until {100 * scale.targets[dataset]:g}% accuracy")
-        _draw_costs(axes, found[dataset], protocol, scale.targets[dataset], what)
+    figure, panels = _panels(len(rows), len(COSTS), (WIDTH, 0.1 + 1.6 * len(rows)), sharey=True)
+    for (axes, what), (dataset, target) in zip(
+        zip(panels, [*COSTS] * len(rows), strict=True), [row for row in rows for _ in COSTS], strict=True
+    ):
+        if what == "rounds":
+            axes.set_title(f"{outcomes.main(dataset).title}: until {100 * target:g}% accuracy")
+        _draw_costs(axes, found[dataset], protocol, target, what)
         axes.set_xlabel(
             COSTS[what] + ("" if what == "rounds" else " per client") + (" (log scale)" if axes.get_xscale() == "log" else "")
         )
+    all_clients = "with what the server has last" if protocol == "fair" else "with the copy that each trained last"
     way = (
         "As the paper counts: accuracy of a round's participants; a participant's cost of a round, times rounds."
         if protocol == "paper"
-        else "Accuracy of all clients; what was really spent, mean over all clients."
+        else f"Accuracy of all clients {all_clients}; what was really spent, mean over all clients."
     )
     several = any(len(outcome.cells) > 1 for of in found.values() for outcome in of.values())
     seeds = "Mean over seeds; (k/n): over the k of n seeds that reached the target." if several else ""
@@ -399,7 +407,7 @@ def _draw_costs(axes: "Axes", found: Mapping[str, Outcome], protocol: Protocol, 
             axes.barh(place, max(mean - start, 0), left=start, height=0.7, color=colour, linewidth=0)
             text = count(mean) + ("" if cost.everywhere else f" ({len(cost.values)}/{cost.seeds})")
         else:
-            text = {"diverged": "– diverged", "missing": "· not measured"}.get(found[method].state, "not reached")
+            text = {"failed": "– failed", "missing": "· not measured"}.get(found[method].state, "not reached")
         seen = mean is not None
         axes.annotate(
             text, (max(mean or 0, start), place), xytext=(3, 0), textcoords="offset points", va="center", fontsize=7,
@@ -421,7 +429,7 @@ def _draw_costs(axes: "Axes", found: Mapping[str, Outcome], protocol: Protocol, 
 # Inference
 
 
-def inference_figure(outcomes: Outcomes) -> "Figure | None":
+def inference_figure(outcomes: Outcomes, protocol: Protocol) -> "Figure | None":
     """The four models that a client can serve, each as accurate as it is at the end."""
     mains = [outcomes.main(dataset) for dataset in outcomes.scale.datasets]
     found = {main: outcomes.of(main.setting, "fedmrl") for main in mains}
@@ -434,7 +442,7 @@ def inference_figure(outcomes: Outcomes) -> "Figure | None":
             _empty(axes, [outcome])
             continue
         for place, (mode, colour) in enumerate(MODES.items()):
-            values = [100 * of[mode] for cell in outcome.cells if mode in (of := cell.inference.get(cell.view, {}))]
+            values = [100 * of[mode] for cell in outcome.cells if mode in (of := cell.served(protocol))]
             if not values:
                 continue
             deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
@@ -452,8 +460,8 @@ def inference_figure(outcomes: Outcomes) -> "Figure | None":
     panels[0].set_yticks(range(0, 101, 25))
     several = any(len(outcome.cells) > 1 for outcome in found.values())
     spread = " Error bars: sample standard deviation over seeds." if several else ""
-    places = [("FedMRL", main.short, outcome) for main, outcome in found.items() if outcome.state == "diverged"]
-    _notes(figure, [f"Last round, mean over all clients.{spread}", *_absences(places)])
+    places = [("FedMRL", main.short, outcome) for main, outcome in found.items() if outcome.state == "failed"]
+    _notes(figure, [f"{WITH_WHAT[protocol]}; mean over all clients.{spread}", *_absences(places)])
     return figure
 
 
@@ -510,7 +518,7 @@ SWEEPS: Mapping[str, Sweep] = {
 
 
 def sweep_figure(outcomes: Outcomes, sweep: Sweep) -> "Figure | None":
-    """A panel for each dataset; full lines under the fair protocol, dashed ones under the paper's."""
+    """A panel for each dataset; full lines under the fair protocol, dotted ones for own copies, dashed ones for the paper's."""
     mains = [outcomes.main(dataset) for dataset in outcomes.scale.datasets]
     found = {main: sweep.compared(outcomes, main.dataset) for main in mains}
     shown = [main for main, points in found.items() if any(o.state == "finished" for of in points.values() for o in of)]
@@ -523,12 +531,12 @@ def sweep_figure(outcomes: Outcomes, sweep: Sweep) -> "Figure | None":
             _empty(axes, [outcome for of in found[main].values() for outcome in of])
             continue
         for number, style in enumerate(sweep.lines.values()):
-            for protocol in ("fair", "paper"):
+            for protocol in PROTOCOLS:
                 _draw_sweep(axes, {x: outcomes[number] for x, outcomes in found[main].items()}, protocol, style)
         axes.set_xticks(list(found[main]))
         axes.margins(y=0.12)
         bottom, top = axes.get_ylim()
-        crossed = any(outcome.state == "diverged" for of in found[main].values() for outcome in of)
+        crossed = any(outcome.state == "failed" for of in found[main].values() for outcome in of)
         axes.set_ylim(bottom - (0.12 * (top - bottom) if crossed else 0), min(101.0, top))
         _round_ticks(axes.yaxis)
         low, high = min(found[main]), max(found[main])
@@ -536,8 +544,8 @@ def sweep_figure(outcomes: Outcomes, sweep: Sweep) -> "Figure | None":
         axes.set_xlabel(sweep.axis)
         axes.grid(visible=True, axis="y")
     _label([axes for axes, main in zip(panels, mains, strict=True) if main in shown], "accuracy (%)")
-    protocols = {"fair protocol": Style(GREY, "", "-"), "the paper's protocol": Style(GREY, "", DASHED)}
-    _legend(figure, {**sweep.lines, **protocols}, columns=2 if len(mains) == 1 and len(sweep.lines) == 2 else 4)
+    protocols = {SHORT[protocol]: Style(GREY, "", PROTOCOL_DASHES[protocol]) for protocol in PROTOCOLS}
+    _legend(figure, {**sweep.lines, **protocols}, columns=2 if len(mains) == 1 else 5)
     absent = [
         (name, f"{main.dataset_title} at {x:g}", outcome)
         for main in shown
@@ -551,7 +559,7 @@ def sweep_figure(outcomes: Outcomes, sweep: Sweep) -> "Figure | None":
         [
             " ".join(f"{main.dataset_title}: {seeds_said(of)}." for main, of in seeds.items()),
             "Error bars: sample standard deviation, where there are several seeds." if several else "",
-            *_absences(absent, "Diverged (×)"),
+            *_absences(absent, "Failed to converge (×)"),
         ],
     )
     return figure
@@ -563,23 +571,24 @@ def _draw_sweep(axes: "Axes", points: Mapping[float, Outcome], protocol: Protoco
     axes.errorbar(
         list(points), [spread.mean if spread else np.nan for spread in spreads],
         yerr=[(spread.deviation or 0) if spread else np.nan for spread in spreads], elinewidth=0.7, capthick=0.7,
-        color=style.colour, linestyle="-" if fair else DASHED, linewidth=1.5 if fair else 0.9, marker=style.marker,
+        color=style.colour, linestyle=PROTOCOL_DASHES[protocol], linewidth=1.5 if fair else 0.9, marker=style.marker,
         markersize=4 if fair else 3.2, markerfacecolor=style.colour if fair else "white", zorder=4 if fair else 3,
     )  # fmt: skip
-    diverged = [x for x, outcome in points.items() if outcome.state == "diverged"]
-    if diverged:
-        axes.plot(diverged, [0.04] * len(diverged), "x", color=style.colour, markersize=5, transform=axes.get_xaxis_transform())
+    failed = [x for x, outcome in points.items() if outcome.state == "failed"]
+    if failed:
+        axes.plot(failed, [0.04] * len(failed), "x", color=style.colour, markersize=5, transform=axes.get_xaxis_transform())
 
 
 FIGURES: "Mapping[str, Callable[[Outcomes], Figure | None]]" = {
-    "curves": lambda outcomes: curves_figure(outcomes, "fair"),
-    "curves-paper": lambda outcomes: curves_figure(outcomes, "paper"),
-    "clients": clients_figure,
-    "costs": lambda outcomes: costs_figure(outcomes, "fair"),
-    "costs-paper": lambda outcomes: costs_figure(outcomes, "paper"),
-    "inference": inference_figure,
-    "non-iid-class": lambda outcomes: sweep_figure(outcomes, SWEEPS["non-iid-class"]),
-    "non-iid-dirichlet": lambda outcomes: sweep_figure(outcomes, SWEEPS["non-iid-dirichlet"]),
-    "d1": lambda outcomes: sweep_figure(outcomes, SWEEPS["d1"]),
-    "ablation": lambda outcomes: sweep_figure(outcomes, SWEEPS["ablation"]),
+    "curves": partial(curves_figure, protocol="fair"),
+    "curves-own": partial(curves_figure, protocol="own"),
+    "curves-paper": partial(curves_figure, protocol="paper"),
+    "clients": partial(clients_figure, protocol="fair"),
+    "clients-own": partial(clients_figure, protocol="own"),
+    "costs": partial(costs_figure, protocol="fair"),
+    "costs-own": partial(costs_figure, protocol="own"),
+    "costs-paper": partial(costs_figure, protocol="paper"),
+    "inference": partial(inference_figure, protocol="fair"),
+    "inference-own": partial(inference_figure, protocol="own"),
+    **{name: partial(sweep_figure, sweep=sweep) for name, sweep in SWEEPS.items()},
 }

@@ -1,21 +1,23 @@
 """The paper's tables, made from measured cells: accuracy, how far it is from the paper's, and what a target costs.
 
 Each is written as Markdown to read, LaTeX to print and CSV to compute with. What was not measured is a
-`·`, what diverged a `–`.
+`·`, what failed to converge a `–`.
 """
 
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedmrl.files import write_whole
+from fedmrl.protocols import PROTOCOLS, Protocol
 from fedmrl.report.claims import claims_table
-from fedmrl.report.grid import Entry, Grid, mark_best, to_latex, to_markdown
+from fedmrl.report.grid import Entry, Grid, ahead_of, mark_best, to_latex, to_markdown
 from fedmrl.report.outcomes import (
     COSTS,
     PROTOCOL_TITLES,
@@ -26,12 +28,14 @@ from fedmrl.report.outcomes import (
     Outcome,
     Outcomes,
     Spread,
+    ahead_of_each,
     dataset_title,
     fewer_seeds,
+    finished_seeds,
 )
-from fedmrl.report.standings import BASELINES, Margin, measured_margin, printed_margin, standing
+from fedmrl.report.standings import BASELINES, Margin, Standing, measured_margin, printed_margin, standing
 from fedmrl.report.tables import DASH, count, signed
-from fedmrl.reproduce.cells import PROTOCOLS, Cell, Protocol
+from fedmrl.reproduce.cells import Cell
 from fedmrl.reproduce.experiments import METHOD_ORDER, SAME_CATEGORY, Scale, seeds_said
 
 MISSING = "·"
@@ -41,10 +45,16 @@ MARGINS: Mapping[str, tuple[str, Sequence[str]]] = {
     "fedmrl-minus-best-baseline": ("FedMRL − best baseline", BASELINES),
     "fedmrl-minus-best-same-category": ("FedMRL − best same-category baseline", SAME_CATEGORY),
 }
+COST_TITLES: Mapping[Protocol, str] = {
+    "fair": "Fair protocol: accuracy of all clients with what the server has; what was really spent, mean over all clients",
+    "own": "Own copies: accuracy of all clients with the copy each trained last; what was really spent, mean over all clients",
+    "paper": "The paper's protocol: accuracy of a round's participants; a participant's cost of a round, times rounds",
+}
 NAMES: Mapping[Kind, str] = {"heterogeneous": "table-hetero", "homogeneous": "table-homo"}
 SPREAD_NOTE = "±: sample standard deviation over seeds; without it, one seed."
 SEEDS_NOTE = "[seed …]: over these seeds alone, of those in its column."
-COMPARED_NOTE = "Marks, margins and ranks are over the seeds that all in a column have in common."
+COMPARED_NOTE = "Marks, margins and ranks compare two methods over the seeds that both have."
+FAILED_NOTE = f"{DASH} failed to converge (not finite, or no better than chance)"
 INCOMPLETE_NOTE = "* over those that are measured and share a seed; others are still to come."
 
 Row = dict[str, Any]
@@ -64,8 +74,8 @@ def write_tables(cells: Sequence[Cell], scale: Scale, folder: Path) -> list[Path
         written += _write(folder, "difference", title, difference_grids(outcomes), difference_rows(outcomes))
     if any(outcomes.of(outcomes.main(dataset).setting, m).cells for dataset in scale.datasets for m in METHOD_ORDER):
         federation = outcomes.main(scale.datasets[0]).federation_title
-        title = f"Rounds, parameters and FLOPs per client to an average accuracy of {_targets_said(scale)}, {federation}"
-        grids = [cost_grid(outcomes, protocol) for protocol in PROTOCOLS]
+        title = f"Rounds, parameters and FLOPs per client to a target accuracy, {federation}"
+        grids = [grid for place in (0, 1) for protocol in PROTOCOLS if (grid := cost_grid(outcomes, protocol, place))]
         written += _write(folder, "costs", title, grids, cost_rows(outcomes))
     return [*written, *_write_texts(folder, "claims", {"md": claims_table(outcomes)})] if written else []
 
@@ -106,11 +116,12 @@ def accuracy_grid(outcomes: Outcomes, kind: Kind, protocol: Protocol) -> Grid:
         found, compared = outcomes.methods(column.setting), outcomes.compared(column.setting)
         fewer = fewer_seeds(found)
         entries = [_accuracy_entry(outcome, protocol, fewer.get(method, "")) for method, outcome in found.items()]
-        entries = mark_best(entries, [outcome.mean(protocol) for outcome in compared.values()])
+        ahead = ahead_of_each(compared, lambda outcome: outcome.mean(protocol), shown="{:.2f}".format)
+        entries = mark_best(entries, list(ahead.values()))
         if beside:
             printed = [outcomes.paper(kind, column, method) for method in METHOD_ORDER]
             entries = [replace(e, aside=_number(p)) for e, p in zip(entries, printed, strict=True)]
-            entries = mark_best(entries, printed, aside=True)
+            entries = mark_best(entries, ahead_of(printed), aside=True)
         entries += [_margin_entry(outcomes, kind, column, protocol, others) for _, others in MARGINS.values()]
         by_column.append(entries)
     rows = dict(zip([*METHOD_ORDER, *MARGINS], zip(*by_column, strict=True), strict=True))
@@ -120,7 +131,10 @@ def accuracy_grid(outcomes: Outcomes, kind: Kind, protocol: Protocol) -> Grid:
         corner="Method",
         header=_header(columns),
         groups=[[(titles[name], rows[name]) for name in group] for group in (*GROUPS, tuple(MARGINS))],
-        notes=_accuracy_notes(outcomes, columns, [entry for row in rows.values() for entry in row], beside),
+        notes=[
+            *_accuracy_notes(outcomes, columns, [entry for row in rows.values() for entry in row], beside),
+            *(outcomes.disagreements(columns) if protocol != "paper" else []),
+        ],
         best="Best",
     )
 
@@ -139,7 +153,7 @@ def _accuracy_entry(outcome: Outcome, protocol: Protocol, seeds: str) -> Entry:
 
 
 def _absent(outcome: Outcome) -> str:
-    return DASH if outcome.state == "diverged" else MISSING
+    return DASH if outcome.state == "failed" else MISSING
 
 
 def _spread(spread: Spread, number: Callable[[float], str] = "{:.2f}".format) -> str:
@@ -158,18 +172,17 @@ def _margin_entry(outcomes: Outcomes, kind: Kind, column: Column, protocol: Prot
     aside = signed(theirs.points) if theirs else ""
     if ours:
         return replace(_lead_entry(ours, found), aside=aside)
-    return Entry(DASH if states["fedmrl"] == "diverged" or "missing" not in states.values() else MISSING, aside=aside)
+    return Entry(DASH if states["fedmrl"] == "failed" or "missing" not in states.values() else MISSING, aside=aside)
 
 
 def _lead_entry(lead: Margin, found: Mapping[str, Outcome]) -> Entry:
     """The points, with the seeds they are over where the column has more."""
-    return Entry(
-        signed(lead.points) + ("" if lead.complete else "*"), seeds=seeds_said(lead.seeds) if fewer_seeds(found) else ""
-    )
+    fewer = set(lead.seeds) != finished_seeds(found.values())
+    return Entry(signed(lead.points) + ("" if lead.complete else "*"), seeds=seeds_said(lead.seeds) if fewer else "")
 
 
 def _accuracy_notes(outcomes: Outcomes, columns: Sequence[Column], entries: Sequence[Entry], beside: bool) -> list[str]:
-    notes = ["In brackets: as printed in the paper; – there: it failed to converge."] if beside else []
+    notes = ["In brackets: as printed in the paper; – there: it says that the method failed to converge."] if beside else []
     return notes + _notes(outcomes, columns, entries)
 
 
@@ -181,11 +194,11 @@ def _notes(outcomes: Outcomes, columns: Sequence[Column], entries: Sequence[Entr
     notes += [f"{MISSING} not measured."] if MISSING in texts else []
     notes += [INCOMPLETE_NOTE] if any("*" in text for text in texts) else []
     compared = {column: outcomes.compared(column.setting) for column in columns}
-    for state, said in (("apart", "Not compared, as no seed is shared with most others"), ("diverged", f"{DASH} diverged")):
+    for state, said in (("apart", "Not compared, as no seed is shared with most others"), ("failed", FAILED_NOTE)):
         names = []
         for method in METHOD_ORDER:
             where = [
-                f"{column.short} {found[method].how_diverged()}".strip()
+                column.short if state == "apart" else f"{column.short} {found[method].how_failed()}"
                 for column, found in compared.items()
                 if found[method].state == state
             ]
@@ -203,9 +216,8 @@ def accuracy_rows(outcomes: Outcomes, kind: Kind) -> list[Row]:
             for method in METHOD_ORDER:
                 outcome = outcomes.of(column.setting, method)
                 paper = outcomes.paper(kind, column, method) if protocol == "paper" and outcomes.has_paper else None
-                over = outcomes.compared(column.setting)[method]
-                compared = {"paper": _blank(paper), "compared_over": _seeds(over.seeds if over.state == "finished" else ())}
-                rows.append({**where, "row": method, **_raw(outcome, protocol), **compared, "against": ""})
+                margin_only = {"compared_over": "", "against": ""}
+                rows.append({**where, "row": method, **_raw(outcome, protocol), "paper": _blank(paper), **margin_only})
             for name, (_, others) in MARGINS.items():
                 ours = measured_margin(outcomes, column, protocol, others)
                 theirs = printed_margin(outcomes, kind, column, others) if protocol == "paper" and outcomes.has_paper else None
@@ -242,10 +254,10 @@ def _lead(margin: Margin | None) -> float | str:
 
 
 def difference_grids(outcomes: Outcomes) -> list[Grid]:
-    """Ours minus the paper's, where the paper has such a table, and FedMRL's standing under the fair protocol."""
+    """Ours minus the paper's, where the paper has such a table, and FedMRL's standing among all clients."""
     kinds = [kind for kind in NAMES if any_measured(outcomes, kind)]
     grids = [_against_paper(outcomes, kind) for kind in kinds] if outcomes.has_paper else []
-    return [*grids, _standings(outcomes, kinds)]
+    return [*grids, *(_standings(outcomes, kinds, protocol) for protocol in ("fair", "own"))]
 
 
 def _against_paper(outcomes: Outcomes, kind: Kind) -> Grid:
@@ -283,14 +295,15 @@ def _difference_entry(outcomes: Outcomes, kind: Kind, column: Column, method: st
     return Entry(_absent(found[method]) if ours is None else f"{ours:.2f}†", seeds=seeds)
 
 
-def _standings(outcomes: Outcomes, kinds: Sequence[Kind]) -> Grid:
+def _standings(outcomes: Outcomes, kinds: Sequence[Kind], protocol: Protocol) -> Grid:
     groups = [
-        [(column.title, _standing_entries(outcomes, kind, column)) for column in outcomes.columns(kind)] for kind in kinds
+        [(column.title, _standing_entries(outcomes, kind, column, protocol)) for column in outcomes.columns(kind)]
+        for kind in kinds
     ]
     entries = [entry for group in groups for _, row in group for entry in row]
-    notes = ["Rank among the methods that are measured; one that diverged ranks below all others."]
+    notes = ["Rank among the methods that are measured; one that failed to converge ranks below all others."]
     return Grid(
-        caption=f"FedMRL against the best other method, in points: fair protocol ({PROTOCOLS['fair']})",
+        caption=f"FedMRL against the best other method, in points. {PROTOCOL_TITLES[protocol]}",
         corner="Federation",
         header=[[(text, 1) for text in ("Models", "FedMRL (%)", "Best other", "Margin", "Rank")]],
         groups=groups,
@@ -298,12 +311,12 @@ def _standings(outcomes: Outcomes, kinds: Sequence[Kind]) -> Grid:
     )
 
 
-def _standing_entries(outcomes: Outcomes, kind: Kind, column: Column) -> list[Entry]:
-    found, place = outcomes.methods(column.setting), standing(outcomes, column, "fair")
+def _standing_entries(outcomes: Outcomes, kind: Kind, column: Column, protocol: Protocol) -> list[Entry]:
+    found, place = outcomes.methods(column.setting), standing(outcomes, column, protocol)
     ours, lead = found["fedmrl"], place.margin if place else None
     against = [Entry(TITLES[lead.against]), _lead_entry(lead, found)] if lead else [Entry(_absent(ours))] * 2
     rank = Entry(f"{place.rank} of {place.of}" if place else _absent(ours))
-    return [Entry(kind), _accuracy_entry(ours, "fair", fewer_seeds(found).get("fedmrl", "")), *against, rank]
+    return [Entry(kind), _accuracy_entry(ours, protocol, fewer_seeds(found).get("fedmrl", "")), *against, rank]
 
 
 def difference_rows(outcomes: Outcomes) -> list[Row]:
@@ -311,60 +324,81 @@ def difference_rows(outcomes: Outcomes) -> list[Row]:
     rows: list[Row] = []
     for kind in NAMES:
         for column in outcomes.columns(kind):
-            found = standing(outcomes, column, "fair")
+            places = {protocol: standing(outcomes, column, protocol) for protocol in ("fair", "own")}
             for method in METHOD_ORDER:
                 outcome = outcomes.of(column.setting, method)
-                own = found if method == "fedmrl" else None
                 paper = outcomes.paper(kind, column, method) if outcomes.has_paper else None
                 apart = difference(outcomes, kind, column, method) if outcomes.has_paper else None
                 rows.append(
                     {
                         "models": kind, "dataset": column.dataset, "federation": column.federation, "method": method,
                         "status": outcome.state, "ours": _blank(outcome.mean("paper")), "paper": _blank(paper),
-                        "ours_minus_paper": _blank(apart), "fair_rank": own.rank if own else "",
-                        "fair_ranked": own.of if own else "",
-                        "fair_margin": _lead(own.margin) if own else "",
-                        "fair_best_other": own.margin.against if own and own.margin else "",
+                        "ours_minus_paper": _blank(apart),
+                        **{k: v for p, place in places.items() for k, v in _standing_row(p, place, method).items()},
                     }
                 )  # fmt: skip
     return rows
 
 
+def _standing_row(protocol: str, place: Standing | None, method: str) -> Row:
+    """FedMRL's rank and margin; blank for the other methods."""
+    own = place if method == "fedmrl" else None
+    return {
+        f"{protocol}_rank": own.rank if own else "",
+        f"{protocol}_ranked": own.of if own else "",
+        f"{protocol}_margin": _lead(own.margin) if own else "",
+        f"{protocol}_best_other": own.margin.against if own and own.margin else "",
+    }
+
+
 # Costs
 
 
-def cost_grid(outcomes: Outcomes, protocol: Protocol) -> Grid:
-    """What each method spends until the target, for each dataset at the federation that figures look into."""
-    scale = outcomes.scale
+def cost_grid(outcomes: Outcomes, protocol: Protocol, place: int = 0) -> Grid | None:
+    """What each method spends until a target, for each dataset at the federation that figures look into.
+
+    The first target is the paper's, the second one that most methods reach; None where no dataset has it.
+    """
+    targets = {dataset: of[place] for dataset in outcomes.scale.datasets if len(of := outcomes.targets(dataset)) > place}
+    if not targets:
+        return None
     by_column = []
-    for dataset in scale.datasets:
+    for dataset, target in targets.items():
         for what in COSTS:
-            setting, target = outcomes.main(dataset).setting, scale.targets[dataset]
+            setting = outcomes.main(dataset).setting
             found = outcomes.methods(setting)
             fewer = fewer_seeds(found)
             entries = [Entry(_cost(o, o.cost(protocol, target, what)), seeds=fewer.get(m, "")) for m, o in found.items()]
-            compared = [outcome.cost(protocol, target, what) for outcome in outcomes.compared(setting).values()]
-            by_column.append(mark_best(entries, [cost.mean if cost else None for cost in compared], shown=count, low=True))
+            ahead = ahead_of_each(outcomes.compared(setting), _mean_cost(protocol, target, what), shown=count, low=True)
+            by_column.append(mark_best(entries, list(ahead.values())))
     rows = dict(zip(METHOD_ORDER, zip(*by_column, strict=True), strict=True))
     entries = [entry for row in rows.values() for entry in row]
-    mains = [outcomes.main(dataset) for dataset in scale.datasets]
-    way = (
-        "accuracy of a round's participants; a participant's cost of a round, times rounds"
-        if protocol == "paper"
-        else "accuracy of all clients; what was really spent, mean over all clients"
-    )
+    mains = [outcomes.main(dataset) for dataset in targets]
     some = "(k/n): k of n seeds reached it; the mean is theirs."
+    common = "The highest multiple of 5% that most methods reach by the fair protocol, since few reach the paper's target."
     return Grid(
-        caption=f"{'As the paper counts' if protocol == 'paper' else 'Fair'}: {way}",
+        caption=f"{'A target that most reach. ' if place else ''}{COST_TITLES[protocol]}",
         corner="Method",
         header=[
-            [(f"{main.dataset_title}, {100 * scale.targets[main.dataset]:g}%", len(COSTS)) for main in mains],
+            [(f"{main.dataset_title}, {100 * targets[main.dataset]:g}%", len(COSTS)) for main in mains],
             [(title, 1) for _ in mains for title in COSTS.values()],
         ],
         groups=[[(TITLES[method], rows[method]) for method in group] for group in GROUPS],
-        notes=([some] if any("/" in entry.text for entry in entries) else []) + _notes(outcomes, mains, entries),
+        notes=[
+            *([common] if place else []),
+            *([some] if any("/" in entry.text for entry in entries) else []),
+            *_notes(outcomes, mains, entries),
+        ],
         best="Least",
     )
+
+
+def _mean_cost(protocol: Protocol, target: float, what: str) -> Callable[[Outcome], float | None]:
+    def mean(outcome: Outcome) -> float | None:
+        cost = outcome.cost(protocol, target, what)
+        return cost.mean if cost else None
+
+    return mean
 
 
 def _cost(outcome: Outcome, cost: Cost | None) -> str:
@@ -381,8 +415,8 @@ def cost_rows(outcomes: Outcomes) -> list[Row]:
     """The same as plain numbers: a row for each dataset, way of counting, method and seed."""
     rows: list[Row] = []
     for dataset in outcomes.scale.datasets:
-        main, target = outcomes.main(dataset), outcomes.scale.targets[dataset]
-        for protocol in PROTOCOLS:
+        main = outcomes.main(dataset)
+        for target, protocol in product(outcomes.targets(dataset), PROTOCOLS):
             for method in METHOD_ORDER:
                 outcome = outcomes.of(main.setting, method)
                 where = {"dataset": dataset, "federation": main.federation, "target": target, "protocol": protocol}
@@ -398,8 +432,3 @@ def cost_rows(outcomes: Outcomes) -> list[Row]:
                     }
                     rows.append({**where, "method": method, **said, **numbers})
     return rows
-
-
-def _targets_said(scale: Scale) -> str:
-    said = [f"{100 * scale.targets[dataset]:g}% ({dataset_title(dataset)})" for dataset in scale.datasets]
-    return " and ".join(said)

@@ -14,6 +14,7 @@ from fedmrl.federation.folder import settings_of
 from fedmrl.federation.summary import curve
 from fedmrl.federation.written import LastAndBest, Summary, parsed, read_records, read_summary, read_text
 from fedmrl.methods import METHODS
+from fedmrl.protocols import PROTOCOLS, Protocol, counted
 
 
 @dataclass(frozen=True)
@@ -32,24 +33,26 @@ class FinishedRun:
         """Every key of the recipe but the seed, by its path."""
         return {key: value for key, value in settings_of(self.config).items() if key != "seed"}
 
-    def headline(self, protocol: str) -> float:
-        """What a protocol reports: fair, all clients at the last round; paper, the best round's participants."""
-        if protocol == "paper":
-            return self.best.best
-        return self.summary.accuracy["all"][self.summary.view][self.summary.mode].last
+    def headline(self, protocol: Protocol) -> float:
+        """The accuracy that counts under a protocol."""
+        whose, view, which = counted(protocol, self.summary.view)
+        found = self.summary.accuracy[whose][view][self.summary.mode]
+        return found.best if which == "best" else found.last
+
+    def clients(self, protocol: Protocol) -> list[float]:
+        """Each client's accuracy at the end; `paper` has no count of its own, and is given the headline's."""
+        view = "own" if protocol == "own" else self.summary.view
+        return [client.accuracy_by(view, self.summary.mode) for client in self.summary.clients]
 
     @property
     def best(self) -> LastAndBest:
         """What the paper's protocol counts, and in which round it was."""
         return self.summary.accuracy["participants"]["own"][self.summary.mode]
 
-    def curve(self, protocol: str) -> list[tuple[int, float]]:
+    def curve(self, protocol: Protocol) -> list[tuple[int, float]]:
         """Accuracy by round, as a protocol counts it."""
-        return list(curve(self.records, *self._counted(protocol), self.summary.mode))
-
-    def _counted(self, protocol: str) -> tuple[str, str]:
-        """Whose accuracy a protocol looks at, and with which models."""
-        return ("all", self.summary.view) if protocol == "fair" else ("participants", "own")
+        whose, view, _ = counted(protocol, self.summary.view)
+        return list(curve(self.records, whose, view, self.summary.mode))
 
     @property
     def idle(self) -> int:
@@ -143,7 +146,7 @@ def _read(folder: Path) -> FinishedRun:
     digest = hashlib.sha256(f"{len(summary.clients)} {split}".encode()).hexdigest()
     run = FinishedRun(folder, config, summary, records, digest)
     try:
-        if not all(run.curve(protocol) for protocol in ("fair", "paper")):
+        if not all(run.curve(protocol) for protocol in PROTOCOLS):
             raise KeyError("its rounds")
     except KeyError as error:
         raise UserError(f"{folder} lacks the accuracy of {error}; run it again into another folder") from error

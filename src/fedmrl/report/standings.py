@@ -1,11 +1,11 @@
-"""Standings: whether FedMRL is ahead of the others and by how much, over the seeds that all of them have in common."""
+"""Standings: whether FedMRL is ahead of the others and by how much, pair by pair over the seeds that the two have in common."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fedmrl.report.outcomes import Column, Kind, Outcomes
+from fedmrl.protocols import Protocol
+from fedmrl.report.outcomes import Column, Kind, Outcome, Outcomes, in_pair
 from fedmrl.report.tables import undecided
-from fedmrl.reproduce.cells import Protocol
 from fedmrl.reproduce.experiments import METHOD_ORDER
 
 BASELINES = tuple(method for method in METHOD_ORDER if method != "fedmrl")
@@ -24,19 +24,15 @@ class Margin:
     level: bool = False
     """Whether the two print alike, or differ by less than their seeds do: then neither is ahead."""
 
+    @property
+    def ahead(self) -> bool:
+        """Whether FedMRL is clearly ahead."""
+        return self.points > 0 and not self.level
 
-def margin(values: Mapping[str, float | None], others: Iterable[str]) -> Margin | None:
-    """FedMRL's lead over the best of the others; a value of None is one that failed, and so no rival.
-
-    >>> margin({"fedmrl": 60.0, "fml": 50.0, "fedkd": None}, ["fml", "fedkd"])
-    Margin(points=10.0, against='fml', complete=True, seeds=(), level=False)
-    """
-    known = {method: value for method in others if (value := values.get(method)) is not None}
-    ours = values.get("fedmrl")
-    if ours is None or not known:
-        return None
-    best = max(known, key=lambda method: known[method])
-    return Margin(ours - known[best], best, level=print_alike(ours, known[best]))
+    @property
+    def behind(self) -> bool:
+        """Whether FedMRL is clearly behind."""
+        return self.points < 0 and not self.level
 
 
 def print_alike(one: float, other: float) -> bool:
@@ -48,21 +44,51 @@ def print_alike(one: float, other: float) -> bool:
     return f"{one:.2f}" == f"{other:.2f}"
 
 
-def measured_margin(outcomes: Outcomes, column: Column, protocol: Protocol, others: Sequence[str]) -> Margin | None:
-    """FedMRL's lead in what was measured, if it finished and any other did."""
-    found = outcomes.compared(column.setting)
-    lead = margin({method: outcome.mean(protocol) for method, outcome in found.items()}, others)
-    if not lead:
+def lead(ours: Outcome, theirs: Outcome, protocol: Protocol, against: str = "") -> Margin | None:
+    """The lead of one outcome over another, if both converged and share a seed."""
+    one, other = in_pair(ours, theirs)
+    a, b = one.mean(protocol), other.mean(protocol)
+    if a is None or b is None:
         return None
-    complete = all(found[method].state in ("finished", "diverged") for method in others)
-    pairs = zip(found["fedmrl"].accuracies(protocol), found[lead.against].accuracies(protocol), strict=True)
-    level = lead.level or undecided([ours - theirs for ours, theirs in pairs])
-    return replace(lead, complete=complete, seeds=found["fedmrl"].seeds, level=level)
+    pairs = zip(one.accuracies(protocol), other.accuracies(protocol), strict=True)
+    level = print_alike(a, b) or undecided([first - second for first, second in pairs])
+    return Margin(a - b, against, seeds=one.seeds, level=level)
+
+
+def leads(outcomes: Outcomes, column: Column, protocol: Protocol, others: Iterable[str]) -> list[Margin]:
+    """FedMRL's lead over each of the others that it can be compared with."""
+    found = outcomes.compared(column.setting)
+    margins = (lead(found["fedmrl"], found[method], protocol, method) for method in others)
+    return [margin for margin in margins if margin]
+
+
+def measured_margin(outcomes: Outcomes, column: Column, protocol: Protocol, others: Sequence[str]) -> Margin | None:
+    """FedMRL's smallest lead: that over the best of the others, in what was measured."""
+    margins = leads(outcomes, column, protocol, others)
+    if not margins:
+        return None
+    found = outcomes.compared(column.setting)
+    complete = all(found[method].state in ("finished", "failed") for method in others)
+    return replace(min(margins, key=lambda margin: margin.points), complete=complete)
 
 
 def printed_margin(outcomes: Outcomes, kind: Kind, column: Column, others: Sequence[str]) -> Margin | None:
     """FedMRL's lead in what the paper prints."""
-    return margin({method: outcomes.paper(kind, column, method) for method in METHOD_ORDER}, others)
+    return margin_of({method: outcomes.paper(kind, column, method) for method in METHOD_ORDER}, others)
+
+
+def margin_of(values: Mapping[str, float | None], others: Iterable[str]) -> Margin | None:
+    """FedMRL's lead over the best of the others in a column of numbers; None is one that failed, and so no rival.
+
+    >>> margin_of({"fedmrl": 60.0, "fml": 50.0, "fedkd": None}, ["fml", "fedkd"])
+    Margin(points=10.0, against='fml', complete=True, seeds=(), level=False)
+    """
+    known = {method: value for method in others if (value := values.get(method)) is not None}
+    ours = values.get("fedmrl")
+    if ours is None or not known:
+        return None
+    best = max(known, key=lambda method: known[method])
+    return Margin(ours - known[best], best, level=print_alike(ours, known[best]))
 
 
 @dataclass(frozen=True)
@@ -72,23 +98,25 @@ class Standing:
     rank: int
     of: int
     first: bool
-    """Whether it finished, and the best other that did is clearly behind."""
+    """Whether it converged, and every other that did is clearly behind."""
+    level: bool
+    """Whether none is clearly ahead of it, but one is neither ahead nor behind."""
     margin: Margin | None
-
-    @property
-    def level(self) -> bool:
-        """Whether it is neither ahead of the best other nor behind."""
-        return self.margin is not None and self.margin.level
 
 
 def standing(outcomes: Outcomes, column: Column, protocol: Protocol) -> Standing | None:
-    """FedMRL's rank and lead, if there are others to compare it with; one that diverged ranks below all that did not."""
-    found = {m: o for m, o in outcomes.compared(column.setting).items() if o.state in ("finished", "diverged")}
+    """FedMRL's rank and lead, if there are others to compare it with; one that failed ranks below all that did not."""
+    found = {m: o for m, o in outcomes.compared(column.setting).items() if o.state in ("finished", "failed")}
     if "fedmrl" not in found or len(found) == 1:
         return None
-    ours = found["fedmrl"].mean(protocol)
-    others = [mean for method in BASELINES if method in found and (mean := found[method].mean(protocol)) is not None]
-    better = sum(ours is None or (mean > ours and not print_alike(mean, ours)) for mean in others)
-    lead = measured_margin(outcomes, column, protocol, BASELINES)
-    first = ours is not None and better == 0 and not (lead and lead.level)
-    return Standing(1 + better, len(found), first, lead)
+    margins = leads(outcomes, column, protocol, BASELINES)
+    converged = found["fedmrl"].state == "finished"
+    behind = sum(m.behind for m in margins) if converged else sum(o.state == "finished" for o in found.values())
+    level = converged and not behind and any(m.level for m in margins)
+    return Standing(
+        rank=1 + behind,
+        of=len(found),
+        first=converged and not behind and not level,
+        level=level,
+        margin=measured_margin(outcomes, column, protocol, BASELINES),
+    )

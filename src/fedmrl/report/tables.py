@@ -5,14 +5,18 @@ from typing import Any
 
 import numpy as np
 
+from fedmrl.protocols import PROTOCOLS, SHORT, Protocol, counted
+
 Summaries = Mapping[str, Sequence[Mapping[str, Any]]]
 """The summaries of each method, one for each seed."""
 
-COLUMNS = ("method", "accuracy", "best", "worst client", "sent", "compute", "time a seed")
+COLUMNS = ("method", *SHORT.values(), "worst client", "sent", "compute", "time a seed")
 DASH = "–"
 MEANING = (
-    "accuracy: each client's on its own test samples at the end, mean over all clients; best: the best round's; worst client: "
-    "the lowest of those that took part; sent, compute: one client's total up and down and in training, on average."
+    "Accuracy of each client on its own test samples, mean over clients. "
+    + "; ".join(f"{SHORT[protocol]}: {says}" for protocol, says in PROTOCOLS.items())
+    + ". Worst client: the lowest of all clients by fair, whether or not it took part. Sent, compute: one client's total up and "
+    "down and in training, on average."
 )
 """What the columns say."""
 
@@ -28,20 +32,16 @@ def finished(summaries: Sequence[Mapping[str, Any]]) -> bool:
     return all(summary["status"] == "finished" for summary in summaries)
 
 
-def headline(summary: Mapping[str, Any]) -> float:
-    """Accuracy at the end, mean over all clients, as the method predicts by default."""
-    last: float = summary["accuracy"]["all"][summary["view"]][summary["mode"]]["last"]
-    return last
-
-
-def _best(summary: Mapping[str, Any]) -> float:
-    best: float = summary["accuracy"]["all"][summary["view"]][summary["mode"]]["best"]
-    return best
+def headline(summary: Mapping[str, Any], protocol: Protocol = "fair") -> float:
+    """The accuracy that counts under a protocol, as the method predicts by default."""
+    whose, view, which = counted(protocol, summary["view"])
+    found: float = summary["accuracy"][whose][view][summary["mode"]][which]
+    return found
 
 
 def worst_client(summary: Mapping[str, Any]) -> float:
-    """The lowest accuracy of a client that took part: the others' models are untrained, whatever the method."""
-    return min(float(client["accuracy"]) for client in summary["clients"] if client["rounds"])
+    """The lowest accuracy of those over whom the headline is the mean: all clients, whether or not they took part."""
+    return min(float(client["accuracy"]) for client in summary["clients"])
 
 
 def _sent(summary: Mapping[str, Any]) -> float:
@@ -67,8 +67,7 @@ def _row(title: str, summaries: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
         return (title, *[DASH] * (len(COLUMNS) - 1))
     return (
         title,
-        percent(_of(summaries, headline)),
-        percent(_of(summaries, _best)),
+        *(percent([headline(summary, protocol) for summary in summaries]) for protocol in PROTOCOLS),
         percent(_of(summaries, worst_client)),
         amount(float(np.mean(_of(summaries, _sent))), "B"),
         amount(float(np.mean(_of(summaries, _compute))), "FLOP"),

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmrl.reproduce.cells import PROTOCOLS, Cell, Protocol, read_cells
+from fedmrl.protocols import PROTOCOLS, Protocol
+from fedmrl.reproduce.cells import Cell, read_cells
 from fedmrl.reproduce.experiments import Wanted
 
 COLUMNS = ("cell", "seed", "protocol", "stored", "again", "difference", "spread over seeds")

@@ -18,16 +18,8 @@ from fedmrl.federation.loop import Run
 from fedmrl.federation.summary import curve
 from fedmrl.federation.written import Part, Target, first_problem
 from fedmrl.files import write_whole
+from fedmrl.protocols import Protocol, counted
 from fedmrl.version import NUMBERS
-
-Protocol = Literal["fair", "own", "paper"]
-PROTOCOLS: Mapping[Protocol, str] = {
-    "fair": "last round, all clients, with the shared part that the server has last",
-    "own": "last round, all clients, with the copy of the shared part that each trained last",
-    "paper": "best round, its participants, each with the model it has just trained",
-}
-"""Whose accuracy counts, the headline first. The same rule for every method."""
-
 
 Whose = Literal["all", "participants"]
 WHOSE: tuple[Whose, ...] = ("all", "participants")
@@ -76,10 +68,6 @@ class Curve(_Part):
         if any(len(values) != len(self.rounds) for values in (self.own, self.aggregated) if values is not None):
             raise ValueError("it does not have a value for each of its rounds")
         return self
-
-    def accuracy(self, protocol: Protocol) -> list[float]:
-        """The values that a protocol counts."""
-        return self.aggregated if protocol == "fair" and self.aggregated is not None else self.own
 
 
 class Spent(_Part):
@@ -214,29 +202,43 @@ class Cell(_Part):
         """The name of the data."""
         return str(self.recipe["data"]["name"])
 
+    @property
+    def converged(self) -> bool:
+        """Whether it ended with finite numbers, and with clients that are right more often than by guessing a class."""
+        if self.clients is None:
+            return False
+        classes = 1 + max(label for own in self.clients.classes for label in own)
+        return (self.measured("own") or 0.0) > 1 / classes
+
     def measured(self, protocol: Protocol) -> float | None:
         """The accuracy that counts under a protocol; None if it diverged."""
         if self.status == "diverged":
             return None
-        if protocol == "paper":
-            return self.accuracy["participants"]["own"][self.mode]["best"]
-        return self.accuracy["all"][self.view if protocol == "fair" else "own"][self.mode]["last"]
+        where = counted(protocol, self.view)
+        return self.accuracy[where.whose][where.view][self.mode][where.which]
+
+    def served(self, protocol: Protocol) -> Mapping[str, float]:
+        """At the end, by mode, the accuracy over all clients of what a client can serve; `paper` has no count of its own."""
+        return self.inference.get(self.view if protocol == "fair" else "own", {})
 
     def curve(self, protocol: Protocol) -> list[tuple[int, float]]:
         """Round and accuracy of those whom a protocol looks at; empty if it diverged."""
-        found = self.curves.get("participants" if protocol == "paper" else "all")
-        return list(zip(found.rounds, found.accuracy(protocol), strict=True)) if found else []
+        whose, view, _ = counted(protocol, self.view)
+        if (found := self.curves.get(whose)) is None:
+            return []
+        values = found.own if view == "own" or found.aggregated is None else found.aggregated
+        return list(zip(found.rounds, values, strict=True))
 
     def cost(self, protocol: Protocol, target: float) -> Target:
         """What it took until the accuracy that a protocol looks at was reached."""
-        whose = "participants" if protocol == "paper" else "all"
+        whose, view, _ = counted(protocol, self.view)
         reached = next((index for index, accuracy in self.curve(protocol) if accuracy >= target), None)
         if reached is None or self.spent is None:
-            return Target(target=target, accuracy_of=whose, reached=False)
+            return Target(target=target, accuracy_of=whose, view=view, reached=False)
         turns, parameters, flops = (of[reached - 1] for of in (self.spent.turns, self.spent.parameters, self.spent.flops))
         clients = self.recipe["clients"]
         return Target(
-            target=target, accuracy_of=whose, reached=True, rounds=reached, parameters=parameters / clients,
+            target=target, accuracy_of=whose, view=view, reached=True, rounds=reached, parameters=parameters / clients,
             flops=flops / clients, paper_parameters=parameters / turns * reached, paper_flops=flops / turns * reached,
         )  # fmt: skip
 
