@@ -15,8 +15,8 @@ DASH = "–"
 MEANING = (
     "Accuracy of each client on its own test samples, mean over clients. "
     + "; ".join(f"{SHORT[protocol]}: {says}" for protocol, says in PROTOCOLS.items())
-    + ". Worst client: the lowest of all clients by fair, whether or not it took part. Sent, compute: one client's total up and "
-    "down and in training, on average."
+    + ". Worst client: the lowest of all clients by fair, whether or not it took part. Sent, compute: one client's total up "
+    "and down and in training, on average."
 )
 """What the columns say."""
 
