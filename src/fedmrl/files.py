@@ -1,5 +1,6 @@
 """Files that are never half-written, and files that a recipe names."""
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -31,6 +32,18 @@ def write_whole(path: Path, text: str) -> None:
     """Write a text so that at any moment the file holds either the old one or the new."""
     with replacing(path) as part:
         part.write_text(text, encoding="utf-8")
+
+
+def sha256_of(path: Path) -> str:
+    """A file's SHA-256."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_sha256(path: Path, found: str, written: str) -> None:
+    """Refuse a file that is not as it was written; an empty `written` is of a version that kept no checksums."""
+    if written and found != written:
+        raise UserError(f"{path} is damaged or was changed: its SHA-256 is not the one that was written down with it")
 
 
 def read_json(path: Path, key: str) -> Any:

@@ -83,7 +83,8 @@ def test_the_time_of_a_run_that_was_stopped_is_of_all_its_sessions(tmp_path):
     with pytest.raises(InterruptedRun):
         measure(one(), tmp_path, watch=stops)
     saved = running(tmp_path) / "checkpoint" / "state.json"
-    saved.write_text(json.dumps({**json.loads(saved.read_text()), "seconds": 1000, "engines": ["another"]}))
+    plain = {key: value for key, value in json.loads(saved.read_text()).items() if key not in ("files", "sha256")}
+    saved.write_text(json.dumps({**plain, "seconds": 1000, "engines": ["another"]}))
     cell = measure(one(), tmp_path)[0]
     assert cell.wall_seconds > 1000
     assert cell.engine == "another, then reference"

@@ -1,5 +1,6 @@
 """A run's last whole round on disk: safetensors and JSON, no pickle, replaced as one."""
 
+import hashlib
 import json
 import shutil
 from collections.abc import Mapping
@@ -9,12 +10,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from pydantic import NonNegativeInt, PositiveInt, ValidationError, model_validator
-from safetensors.torch import load_file
 
 from fedmrl.errors import UserError
-from fedmrl.federation.store import Kept, Store, file_name, write_state
+from fedmrl.federation.store import Kept, StateFile, Store, file_name, read_state, write_state
 from fedmrl.federation.written import Part, first_problem
-from fedmrl.files import write_whole
+from fedmrl.files import check_sha256, sha256_of, write_whole
 from fedmrl.messages import Tensors
 
 _AT_ONCE = 8  # files that are written side by side
@@ -53,6 +53,10 @@ class _Index(Part):
     cpu_seconds: float = 0
     engines: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
+    files: dict[str, str] | None = None
+    """The SHA-256 of each file that a resumed run reads, by its path in the run's folder; None in folders of older versions."""
+    sha256: str | None = None
+    """Of the index itself, without this field."""
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -60,72 +64,84 @@ class _Index(Part):
             raise ValueError("clients, last_round and times are not of the same clients")
         if any(last >= self.rounds for last in self.last_round.values()):
             raise ValueError("last_round is after the last round")
+        if (self.files is None) is not (self.sha256 is None):
+            raise ValueError("it has lost its checksums")
+        if self.files is not None and not {self.server, *self.clients.values()} <= self.files.keys():
+            raise ValueError("it lacks the checksum of a state")
         return self
 
 
 class Checkpoint:
-    """The folder `checkpoint/`: one file for the server, one for each client; `state.json` says which of them count."""
+    """The folder `checkpoint/`: one file for the server, one for each client; `state.json` says which of them count, and has
+    the SHA-256 of each, of the run's other files, and of itself.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._written: dict[int, tuple[Kept, str]] = {}
+        self._written: dict[int, tuple[Kept, StateFile]] = {}
         self._saved: Snapshot | None = None
 
-    def save(self, snapshot: Snapshot) -> None:
-        """Write what changed, then name it all in `state.json` in one step, then delete what no longer counts."""
+    def save(self, snapshot: Snapshot, beside: Mapping[str, str]) -> None:
+        """Write what changed, then name it all in `state.json` in one step, then delete what no longer counts.
+
+        `beside` has the SHA-256 of the run's other files, by name.
+        """
         if snapshot is self._saved:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         known = {client: kept for client, (kept, _) in self._written.items()}
         changed = [client for client, state in snapshot.states.items() if known.get(client) is not state]
         with ThreadPoolExecutor(_AT_ONCE) as pool:  # a disk is slow to say that it has written, and can be asked more than once
-            names = pool.map(lambda client: self._file_of(client, snapshot.states[client], snapshot.rounds), changed)
-            self._written |= {client: (snapshot.states[client], name) for client, name in zip(changed, names, strict=True)}
-        server = f"server-round-{snapshot.rounds:05d}.safetensors"
-        write_state(snapshot.server, self.folder / server)
-        clients = {str(client): name for client, (_, name) in sorted(self._written.items())}
+            files = pool.map(lambda client: self._file_of(client, snapshot.states[client], snapshot.rounds), changed)
+            self._written |= {client: (snapshot.states[client], file) for client, file in zip(changed, files, strict=True)}
+        server = write_state(snapshot.server, self.folder / f"server-round-{snapshot.rounds:05d}.safetensors")
+        states = {client: file for client, (_, file) in sorted(self._written.items())}
         index = {
             "rounds": snapshot.rounds,
-            "server": server,
-            "clients": clients,
+            "server": server.path.name,
+            "clients": {str(client): file.path.name for client, file in states.items()},
             "last_round": {str(client): r for client, r in snapshot.last_round.items()},
             "times": {str(client): n for client, n in snapshot.times.items()},
             "seconds": snapshot.seconds,
             "cpu_seconds": snapshot.cpu_seconds,
             "engines": snapshot.engines,
             "devices": snapshot.devices,
+            "files": {**beside, **{file.path.name: file.sha256 or sha256_of(file.path) for file in (server, *states.values())}},
         }
-        write_whole(self.folder / "state.json", json.dumps(index, indent=1))
-        counts = {server, *clients.values()}
+        write_whole(self.folder / "state.json", json.dumps({**index, "sha256": _digest(index)}, indent=1))
+        counts = {file.path.name for file in (server, *states.values())}
         for path in self.folder.glob("*.safetensors"):
             if path.name not in counts:
                 path.unlink()
         self._saved = snapshot
 
-    def _file_of(self, client: int, kept: Kept, rounds: int) -> str:
-        """The name of the file that holds a state, which a store on disk has written already."""
-        if isinstance(kept, Path):
-            return kept.name
-        name = file_name(client, rounds)
-        write_state(kept, self.folder / name)
-        return name
+    def _file_of(self, client: int, kept: Kept, rounds: int) -> StateFile:
+        """The file that holds a state, which a store on disk has written already."""
+        return kept if isinstance(kept, StateFile) else write_state(kept, self.folder / file_name(client, rounds))
 
     def drop(self) -> None:
         """Nobody wants it any more. What names its files goes first: half of it would be taken for a damaged one."""
         (self.folder / "state.json").unlink(missing_ok=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def load(self, store: Store) -> Snapshot | None:
-        """The snapshot that was saved last, without its records; None if there is none."""
+    def load(self, store: Store) -> tuple[Snapshot, Mapping[str, str] | None] | None:
+        """The snapshot that was saved last, without its records, and the SHA-256 of the run's other files; None if there is
+        none. Folders of older versions have no checksums.
+        """
         path = self.folder / "state.json"
         if not path.exists():
             return None
         try:
-            state = _Index.model_validate_json(path.read_bytes())
-            states = {client: store.restore(self.folder / name) for client, name in state.clients.items()}
+            state = _Index.model_validate_json(content := path.read_bytes())
+            if state.sha256 is not None:
+                plain = json.loads(content)
+                check_sha256(path, _digest({key: value for key, value in plain.items() if key != "sha256"}), state.sha256)
+            known = state.files or {}
+            files = {client: StateFile(self.folder / name, known.get(name, "")) for client, name in state.clients.items()}
+            states = {client: store.restore(file) for client, file in files.items()}
             snapshot = Snapshot(
                 state.rounds,
-                {n: t.clone() for n, t in load_file(self.folder / state.server, device=str(store.device)).items()},
+                read_state(StateFile(self.folder / state.server, known.get(state.server, "")), store.device),
                 states,
                 state.last_round,
                 state.times,
@@ -134,6 +150,8 @@ class Checkpoint:
                 engines=state.engines,
                 devices=state.devices,
             )
+        except UserError as error:
+            raise UserError(f"{error}; the run cannot go on from it, start it anew in another folder") from error
         except ValidationError as error:
             raise UserError(
                 f"{path} is damaged ({first_problem(error)}); the run cannot go on from it, start it anew in another folder"
@@ -143,5 +161,10 @@ class Checkpoint:
                 f"{self.folder} is damaged ({type(error).__name__}: {error}); the run cannot go on from it, start it anew in "
                 "another folder"
             ) from error
-        self._written = {client: (tensors, state.clients[client]) for client, tensors in states.items()}
-        return snapshot
+        self._written = {client: (kept, files[client]) for client, kept in states.items()}
+        beside = {name: digest for name, digest in known.items() if not name.endswith(".safetensors")}
+        return snapshot, None if state.files is None else beside
+
+
+def _digest(index: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()

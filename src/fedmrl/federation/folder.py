@@ -21,7 +21,7 @@ from fedmrl.federation.checkpoint import Checkpoint, Snapshot
 from fedmrl.federation.store import Store
 from fedmrl.federation.summary import all_evaluated, recorded_modes, views
 from fedmrl.federation.written import Summary, WholeRecord, checked, parsed, read_text
-from fedmrl.files import write_whole
+from fedmrl.files import check_sha256, sha256_of, write_whole
 
 try:
     import fcntl
@@ -42,6 +42,7 @@ class RunFolder:
         self.keeps = True
         """Whether clients' states are kept when the run is over; until then they are, so that it can go on."""
         self.checkpoint = Checkpoint(path / "checkpoint")
+        self._log = hashlib.sha256()  # of `rounds.jsonl` as far as it is written
         self._next_save = 0.0
 
     @classmethod
@@ -138,31 +139,60 @@ class RunFolder:
                 raise UserError(f"{path} is damaged (line {number} is not that round); run it again into another folder")
         return tuple(records)
 
-    def load(self, store: Store) -> Snapshot | None:
-        """The last whole round that was saved, with its records; the log is cut back to it."""
-        snapshot = self.checkpoint.load(store)
-        if snapshot is None:
+    def load(self, store: Store, tell: Callable[[str], None]) -> Snapshot | None:
+        """The last whole round that was saved, with its records; the log is cut back to it.
+
+        Every file that it reads must be as the run wrote it.
+        """
+        found = self.checkpoint.load(store)
+        if found is None:
             write_whole(self.path / "rounds.jsonl", "")
             return None
+        snapshot, written = found
+        if written is None:
+            tell(f"{self.path} was begun by a version that kept no checksums; its files are taken as they are")
+        else:
+            self._check_files(written, snapshot.rounds)
         snapshot = replace(snapshot, records=self.records(snapshot.rounds))
         self.write_records(snapshot)
         return snapshot
 
+    def _check_files(self, written: Mapping[str, str], rounds: int) -> None:
+        for name, digest in written.items():
+            path = self.path / name
+            content = path.read_bytes() if path.is_file() else b""
+            if name == "rounds.jsonl":  # what comes after the checkpoint is not read
+                content = b"".join(content.splitlines(keepends=True)[:rounds])
+            try:
+                check_sha256(path, hashlib.sha256(content).hexdigest(), digest)
+            except UserError as error:
+                raise UserError(f"{error}; the run cannot go on, start it anew in another folder") from error
+
+    def _written(self) -> dict[str, str]:
+        """The SHA-256 of each file beside the checkpoint that a resumed run reads."""
+        names = ("config.toml", "split.json", "inputs.json")
+        there = {name: self.path / name for name in names if (self.path / name).is_file()}
+        return {**{name: sha256_of(path) for name, path in there.items()}, "rounds.jsonl": self._log.hexdigest()}
+
     def write_records(self, snapshot: Snapshot) -> None:
         """All rounds so far."""
-        write_whole(self.path / "rounds.jsonl", "".join(json.dumps(record) + "\n" for record in snapshot.records))
+        text = "".join(json.dumps(record) + "\n" for record in snapshot.records)
+        write_whole(self.path / "rounds.jsonl", text)
+        self._log = hashlib.sha256(text.encode())
 
     def append(self, snapshot: Snapshot) -> None:
         """The newest round; the checkpoint too, unless the last one is so fresh that it would cost more than it saves."""
+        line = json.dumps(snapshot.records[-1]) + "\n"
         with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(snapshot.records[-1]) + "\n")
+            file.write(line)
+        self._log.update(line.encode())
         if time.monotonic() >= self._next_save:
             self.save(snapshot)
 
     def save(self, snapshot: Snapshot) -> None:
         """The checkpoint, now."""
         started = time.monotonic()
-        self.checkpoint.save(snapshot)
+        self.checkpoint.save(snapshot, self._written())
         ended = time.monotonic()
         self._next_save = ended + (ended - started) * (1 + self.beside) / _OVERHEAD
 

@@ -179,7 +179,9 @@ def _run_all(
                 folder.beside, folder.keeps = len(left) - 1, keep
             kept = make_store(where, settings[number].device, folder.checkpoint.folder if folder else None)
             federations.append(
-                Federation(seeded[number], settings[number], who, working, folder, kept, len(federations), len(left), begun)
+                Federation(
+                    seeded[number], settings[number], who, working, folder, kept, len(federations), len(left), begun, on_notice
+                )
             )
         try:
             done |= dict(zip(left, together(working, federations, on_round), strict=True))
@@ -267,6 +269,7 @@ class Federation:
         number: int = 0,
         together: int = 1,
         begun: float | None = None,
+        tell: OnNotice = lambda line: None,
     ) -> None:
         self.recipe, self.setting, self.who, self.folder, self.number = recipe, setting, who, folder, number
         self.method = recipe.method
@@ -275,7 +278,7 @@ class Federation:
         self.flops = FlopCounter(setting)
         self.modes = summaries.recorded_modes(recipe)
         self.start = setting.server_start()
-        self.now = (folder.load(self.store) if folder else None) or Snapshot(0, self.start)
+        self.now = (folder.load(self.store, tell) if folder else None) or Snapshot(0, self.start)
         self._check_fits(self.now)
         self._begun = (time.monotonic() if begun is None else begun) - self.now.seconds
         self._cpu_begun = time.process_time() - self.now.cpu_seconds

@@ -1,22 +1,34 @@
 """Where clients' private states are kept between rounds: on the device, in the host's memory, or on disk."""
 
+import hashlib
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import ClassVar, Literal, cast
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import load, load_file, save
 
 from fedmrl.engines import Setting
 from fedmrl.errors import UserError
-from fedmrl.files import replacing
+from fedmrl.files import check_sha256, replacing, sha256_of
 from fedmrl.memory import free_bytes, said
 from fedmrl.messages import Tensors, size
 
 Place = Literal["device", "host", "disk"]
-Kept = Tensors | Path
+
+
+@dataclass(frozen=True)
+class StateFile:
+    """A file that holds a state, and its SHA-256 (empty if a version wrote it that kept none)."""
+
+    path: Path
+    sha256: str
+
+
+Kept = Tensors | StateFile
 """A state as a store keeps it: its tensors, or the file that holds them."""
 
 _SHARE = 0.4  # of the memory that is free when a run starts, that states may take
@@ -39,8 +51,8 @@ class Store(ABC):
         """The state, on the device."""
 
     @abstractmethod
-    def restore(self, path: Path) -> Kept:
-        """The state that a checkpoint's file holds."""
+    def restore(self, file: StateFile) -> Kept:
+        """The state that a checkpoint's file holds, if the file is as it was written."""
 
     @abstractmethod
     def shapes(self, kept: Kept) -> dict[str, list[int]]:
@@ -67,9 +79,9 @@ class DeviceStore(Store):
         assert isinstance(kept, dict)
         return kept
 
-    def restore(self, path: Path) -> Kept:
+    def restore(self, file: StateFile) -> Kept:
         """See `Store`."""
-        return {name: tensor.clone() for name, tensor in load_file(path, device=str(self.device)).items()}
+        return read_state(file, self.device)
 
     def shapes(self, kept: Kept) -> dict[str, list[int]]:
         """See `Store`."""
@@ -90,9 +102,9 @@ class HostStore(DeviceStore):
         assert isinstance(kept, dict)
         return {name: tensor.to(self.device, copy=True) for name, tensor in kept.items()}
 
-    def restore(self, path: Path) -> Kept:
+    def restore(self, file: StateFile) -> Kept:
         """See `Store`."""
-        return {name: tensor.clone() for name, tensor in load_file(path).items()}
+        return read_state(file, torch.device("cpu"))
 
 
 class DiskStore(Store):
@@ -108,29 +120,29 @@ class DiskStore(Store):
     def keep(self, client: int, rounds: int, state: Tensors) -> Kept:
         """See `Store`."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / file_name(client, rounds)
-        write_state(state, path)
-        return path
+        return write_state(state, self.folder / file_name(client, rounds))
 
     def load(self, kept: Kept) -> Tensors:
         """See `Store`."""
-        assert isinstance(kept, Path)
-        return load_file(kept, device=str(self.device))
+        assert isinstance(kept, StateFile)
+        return load_file(kept.path, device=str(self.device))
 
-    def restore(self, path: Path) -> Kept:
-        """See `Store`."""
-        with safe_open(path, "pt"):  # one that is damaged is found now
-            return path
+    def restore(self, file: StateFile) -> Kept:
+        """See `Store`; the file stays where it is."""
+        check_sha256(file.path, sha256_of(file.path), file.sha256)
+        with safe_open(file.path, "pt"):
+            return file
 
     def shapes(self, kept: Kept) -> dict[str, list[int]]:
         """See `Store`."""
-        with safe_open(kept, "pt") as file:
+        assert isinstance(kept, StateFile)
+        with safe_open(kept.path, "pt") as file:
             return {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118, it is no dict
 
     def forget(self, kept: Kept) -> None:
         """See `Store`; in a run's folder the checkpoint knows when a file is not needed any more."""
-        if self._own and isinstance(kept, Path):
-            kept.unlink(missing_ok=True)
+        if self._own and isinstance(kept, StateFile):
+            kept.path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """See `Store`; files outside a run's folder are deleted."""
@@ -138,13 +150,19 @@ class DiskStore(Store):
             self._own.cleanup()
 
 
-def write_state(state: Tensors, path: Path) -> None:
+def write_state(state: Tensors, path: Path) -> StateFile:
     """Write a state as safetensors, whole or not at all."""
+    content = save(state)
     with replacing(path) as part:
-        try:
-            save_file(state, part)
-        except SafetensorError as error:  # which is what it says of a full disk
-            raise OSError(str(error)) from error
+        part.write_bytes(content)
+    return StateFile(path, hashlib.sha256(content).hexdigest())
+
+
+def read_state(file: StateFile, device: torch.device) -> Tensors:
+    """The state in a file, on the device, if the file is as it was written."""
+    content = file.path.read_bytes()
+    check_sha256(file.path, hashlib.sha256(content).hexdigest(), file.sha256)
+    return {name: tensor.to(device, copy=True) for name, tensor in load(content).items()}
 
 
 def file_name(client: int, rounds: int) -> str:
