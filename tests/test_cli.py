@@ -334,6 +334,57 @@ def test_partition_prints_a_table_and_a_picture(fedmrl):
     assert code == 0 and sum(sum(r["train"]) + sum(r["test"]) for r in rows) == 1797
 
 
+def test_partition_writes_a_file_only_where_it_is_asked_to(fedmrl):
+    assert fedmrl("partition", "quickstart")[0] == 0 and left_behind() == []
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "is not JSON"),
+        ("[[0, 1]]", "must hold a list of clients for each of the 2 rounds; it holds 1"),
+        ("[[0, 99], [0]]", "round 1's entry must list at least one client"),
+        ("[[], [0]]", "round 1's entry must list at least one client"),
+        ("3", "it holds no list"),
+    ],
+)
+def test_a_bad_participation_file_leaves_no_folder_behind(fedmrl, content, said):
+    Path("who.json").write_text(content)
+    before = left_behind()
+    code, _, err = fedmrl("run", "quickstart", *TINY, "--set", "participation=who.json")
+    assert code == 2 and said in err and left_behind() == before
+    code, _, err = fedmrl("run", "quickstart", *TINY, "--set", "participation=no.json")
+    assert code == 2 and "cannot be read" in err and left_behind() == before
+
+
+def test_a_run_that_was_stopped_while_its_folder_was_made_can_be_resumed(fedmrl):
+    Path("r").mkdir()
+    for name, content in {"rounds.jsonl": "", "split.json": "{"}.items():
+        Path("r", name).write_text(content)
+    assert fedmrl("run", "quickstart", *TINY, "--out", "r", "--resume")[0] == 0
+    assert json.loads(Path("r/summary.json").read_text())["status"] == "finished"
+
+
+def test_a_recipe_may_have_any_name(fedmrl):
+    Path(r"a$\foo$b.toml").write_text('rounds = 1\nclients = 2\n[method]\nname = "standalone"\n')
+    code, _, err = fedmrl("compare", r"a$\foo$b.toml", *TINY, "--methods", "fedmrl", "--out", "c")
+    assert code == 0, err
+    assert Path("c/accuracy.png").exists()
+
+
+@pytest.mark.parametrize("command", [["recipes", "--keys"], ["recipes", "--json"], ["models"]])
+def test_who_reads_no_further_and_who_has_few_letters_get_no_traceback(command, tmp_path):
+    program = [sys.executable, "-m", "fedmrl.cli", *command]
+    plain = {**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "100"}
+    shown = subprocess.run(program, env=plain, capture_output=True, cwd=tmp_path, check=False)
+    assert shown.returncode == 0 and shown.stdout.isascii() and not shown.stderr
+    reader, writer = os.pipe()
+    os.close(reader)
+    cut = subprocess.run(program, env=plain, stdout=writer, stderr=subprocess.PIPE, cwd=tmp_path, check=False)
+    os.close(writer)
+    assert b"Traceback" not in cut.stderr and cut.returncode in (1, 141)
+
+
 def test_models_prints_the_five_sizes(fedmrl):
     code, out, _ = fedmrl("models")
     assert code == 0

@@ -1,7 +1,9 @@
 """The command line: run, compare, report, reproduce, bench; and what there is: partition, models, methods, recipes, data."""
 
+import io
 import json
 import math
+import os
 import shlex
 import signal
 import sys
@@ -29,7 +31,7 @@ from fedmrl.errors import DivergedError, InterruptedRun, UserError
 from fedmrl.federation.folder import new_folder
 from fedmrl.federation.loop import OnRound, pick_device, run_seeds
 from fedmrl.federation.summary import shown_mode, shown_view
-from fedmrl.files import write_whole
+from fedmrl.files import user_path, write_whole
 from fedmrl.methods import METHODS
 from fedmrl.models import CNNS
 from fedmrl.progress import Overall, watching, working
@@ -155,8 +157,8 @@ def run(
 
 def _runs_of_seeds(recipe: str) -> list[Path]:
     """The runs in a folder that `--seeds` has made, in the order of their seeds; some may not have begun yet."""
-    folder = Path(recipe).expanduser()
     try:
+        folder = user_path(recipe, "RECIPE")
         if not folder.is_dir() or (folder / "config.toml").exists():
             return []
     except OSError:  # no name of a folder; what else it may be is asked next
@@ -200,7 +202,7 @@ def _page_hint(folder: Path) -> str:
 def _resumed(recipe: str, resume: bool) -> Path | None:
     if not resume:
         return None
-    folder = Path(recipe).expanduser()
+    folder = user_path(recipe, "RECIPE")
     if not folder.is_dir():
         raise UserError(
             "--resume needs to know which run: give its folder, as in 'fedmrl run runs/quickstart-fedmrl-1 --resume'"
@@ -552,17 +554,16 @@ def _listed(names: str | None) -> list[str] | None:
 def partition(
     recipe: RecipeName,
     settings: Settings = None,
-    out_file: Annotated[Path | None, typer.Option("--out", help="where the picture goes; partition.png if not given")] = None,
+    out_file: Annotated[Path | None, typer.Option("--out", help="a picture to write, as .png, .svg or .pdf")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show who has what: a table and a picture of each client's samples by class."""
+    """Show who has what: a table, and with --out a picture, of each client's samples by class."""
     from fedmrl.report.figures import partition_figure
 
-    path = out_file or Path("partition.png")
-    if path.suffix not in (".png", ".svg", ".pdf"):
-        raise UserError(f"--out is {path}; name a .png, .svg or .pdf file")
-    if not path.parent.is_dir():
-        raise UserError(f"--out is {path}, and there is no folder {path.parent}; make it first")
+    if out_file is not None and out_file.suffix not in (".png", ".svg", ".pdf"):
+        raise UserError(f"--out is {out_file}; name a .png, .svg or .pdf file")
+    if out_file is not None and not out_file.parent.is_dir():
+        raise UserError(f"--out is {out_file}, and there is no folder {out_file.parent}; make it first")
     named = load_named(recipe, settings or [])
     data = sources.load(named.recipe.data)
     splits = deal(named.recipe.partition, data, named.recipe.clients, named.recipe.seed)
@@ -579,8 +580,10 @@ def partition(
         has = ", ".join(f"{data.classes[c]} ({n})" for c, n in enumerate(train + test) if n)
         table.add_row(str(client), models[client].label, str(train.sum()), str(test.sum()), has)
     out.print(table)
-    partition_figure(np.array([train + test for train, test in counts]), data.classes, f"{named.name}: who has what", path)
-    out.print(f"Picture: {path}", soft_wrap=True, markup=False)
+    if out_file is not None:
+        each = np.array([train + test for train, test in counts])
+        partition_figure(each, data.classes, f"{named.name}: who has what", out_file)
+        out.print(f"Picture: {out_file}", soft_wrap=True, markup=False)
 
 
 @app.command()
@@ -729,8 +732,14 @@ def _print_json(value: Any) -> None:
 def main() -> None:
     """The program: every way it can end, as an exit code and a sentence."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a run that is told to stop keeps its last round too
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal of few letters shows the others as question marks
     try:
         app(standalone_mode=True)
+    except BrokenPipeError:  # who reads has read enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
     except UserError as error:
         _end(str(error), 2)
     except DivergedError as error:

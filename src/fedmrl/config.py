@@ -17,6 +17,7 @@ from pydantic_core import ErrorDetails
 from fedmrl.data.partition import PartitionTable
 from fedmrl.data.sources import DataTable
 from fedmrl.errors import UserError, cause
+from fedmrl.files import user_path
 from fedmrl.methods import METHODS, Method
 from fedmrl.methods.fedmrl import FedMRL
 from fedmrl.models import CNN, CNNS, MLP
@@ -214,7 +215,7 @@ PATHS = ("data.dir", "data.file", "partition.file", "participation")
 
 def _absolute(value: Any, folder: Path) -> Any:
     """A path that means the same from everywhere; what is no text is left as it is, and so is an empty one."""
-    return str(folder.absolute() / Path(value).expanduser()) if isinstance(value, str) and value else value
+    return str(folder.absolute() / user_path(value, "recipe")) if isinstance(value, str) and value else value
 
 
 def _pairs(settings: Mapping[str, Any] | Iterable[str]) -> Iterator[tuple[str, Any]]:
@@ -362,8 +363,11 @@ def _nearest(key: str, method: type[Method]) -> str:
     if re.fullmatch(r"models\.(small|local\[\d+\])", table):
         return _nearest_width(table, last)
     same = [path for path in known if path.rpartition(".")[2] == last]
-    near = same or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    near = near or [p for p in known if difflib.get_close_matches(last, [p.rpartition(".")[2]])]
+    # Last words are compared, as keys of one table are alike by their table alone; within the table, more loosely.
+    of_table = {path.rpartition(".")[2]: path for path in known if path.rpartition(".")[0] == table}
+    words = {path.partition(".")[0]: path for path in reversed([*known])} | {path.rpartition(".")[2]: path for path in known}
+    near = same or [of_table[word] for word in difflib.get_close_matches(last, of_table, cutoff=0.5)]
+    near = near or [words[word] for word in difflib.get_close_matches(last, words, cutoff=0.7)]
     return f"; did you mean {near[0]}?" if near else "; 'fedmrl recipes --keys' lists the keys there are"
 
 

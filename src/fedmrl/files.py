@@ -34,6 +34,14 @@ def write_whole(path: Path, text: str) -> None:
         part.write_text(text, encoding="utf-8")
 
 
+def user_path(text: str | Path, what: str) -> Path:
+    """A path as a person writes it, with their home folder for `~`; `what` names it in an error."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise UserError(f"{what}: {str(text)!r} names the home folder of a user that there is not; write it out") from error
+
+
 def sha256_of(path: Path) -> str:
     """A file's SHA-256."""
     with path.open("rb") as file:

@@ -1,4 +1,5 @@
 import shutil
+import zipfile
 
 import numpy as np
 import pytest
@@ -114,3 +115,65 @@ def test_a_corrupt_cifar_file_is_refused_by_name(cifar_dir, tmp_path):
     (folder / "test.bin").write_bytes(content)
     with pytest.raises(UserError, match=r"test.bin is not the official file \(its MD5 differs\)"):
         load(DataTable(name="cifar100", dir=str(tmp_path)))
+
+
+def _npy_header(header: str) -> bytes:
+    padded = header.ljust(118) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(padded).to_bytes(2, "little") + padded.encode()
+
+
+def _zip(path, members, method=zipfile.ZIP_STORED):
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+
+def _damaged_deflate(path):
+    _zip(
+        path,
+        {"x.npy": _npy_header("{'descr': '|u1', 'fortran_order': False, 'shape': (9000,)}") + bytes(9000)},
+        zipfile.ZIP_DEFLATED,
+    )
+    content = bytearray(path.read_bytes())
+    content[60:80] = b"\xff" * 20
+    path.write_bytes(content)
+
+
+def _encrypted(path):
+    _zip(path, {"x.npy": b"secret", "y.npy": b"secret"})
+    content = bytearray(path.read_bytes())
+    for signature, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        at = content.find(signature)
+        while at >= 0:
+            content[at + flags] |= 1  # the bit that says so
+            at = content.find(signature, at + 4)
+    path.write_bytes(content)
+
+
+HUGE = "{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000, 1000000)}"
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        _damaged_deflate,
+        _encrypted,
+        lambda path: _zip(path, {"x.npy": _npy_header(HUGE), "y.npy": _npy_header(HUGE)}),
+        lambda path: _zip(path, {"x.npy": _npy_header("{'descr': 'nothing', 'shape'"), "y.npy": b""}),
+        lambda path: _zip(path, {"x.npy": _npy_header("[1, 2]"), "y.npy": _npy_header("(")}),
+        lambda path: _zip(path, {"x": b"no array", "y": b"no array"}),
+        lambda path: _zip(path, {"x.npy": b"", "y.npy": b""}),
+    ],
+    ids=["damaged deflate", "encrypted", "a huge shape", "a bad header", "another header", "no arrays", "empty members"],
+)
+def test_an_archive_that_is_damaged_in_any_way_is_refused_in_a_sentence(tmp_path, write):
+    path = tmp_path / "own.npz"
+    write(path)
+    with pytest.raises(UserError) as refusal:
+        load(DataTable(name="arrays", file=str(path)))
+    assert str(refusal.value).startswith(str(path)) and len(str(refusal.value).splitlines()) == 1
+
+
+def test_the_home_of_a_user_that_there_is_not_is_refused_in_a_sentence():
+    with pytest.raises(UserError, match=r"data.file: '~nosuchuser/a.npz' names the home folder of a user that there is not"):
+        load(DataTable(name="arrays", file="~nosuchuser/a.npz"))

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from fedmrl.data.sources import Dataset
 from fedmrl.errors import UserError
-from fedmrl.files import read_json
+from fedmrl.files import read_json, user_path
 from fedmrl.randomness import generator
 from fedmrl.table import Table
 
@@ -236,7 +236,7 @@ def split_json(splits: Sequence[ClientSplit]) -> str:
 
 
 def _given(table: PartitionTable, data: Dataset, clients: int, seed: int) -> list[ClientSplit]:
-    path = Path(str(table.file)).expanduser()
+    path = user_path(str(table.file), "partition.file")
     entries = read_json(path, "partition.file")
     entries = entries.get("clients") if isinstance(entries, dict) else entries
     if not isinstance(entries, list) or len(entries) != clients:

@@ -3,7 +3,6 @@
 import hashlib
 import os
 import shlex
-import zipfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,7 +15,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedmrl.errors import UserError
+from fedmrl.errors import UserError, cause
+from fedmrl.files import user_path
 from fedmrl.table import Table
 
 DataName = Literal["digits", "cifar10", "cifar100", "arrays"]
@@ -130,7 +130,7 @@ CIFAR10_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog",
 
 def data_dir(given: str | None) -> Path:
     """The folder for downloaded data: the one given, else `$FEDMRL_DATA`, else `~/.cache/fedmrl`."""
-    return Path(given or os.environ.get("FEDMRL_DATA") or Path.home() / ".cache" / "fedmrl").expanduser()
+    return user_path(given or os.environ.get("FEDMRL_DATA") or Path.home() / ".cache" / "fedmrl", "data.dir")
 
 
 def verified(path: Path, md5: str) -> bytes:
@@ -174,14 +174,15 @@ def _cifar_names(name: str, folder: Path) -> tuple[str, ...]:
 def _arrays(table: DataTable) -> Source:
     if table.file is None:
         raise UserError("data.name is 'arrays', so data.file must name an .npz file with arrays x and y")
-    path = Path(table.file).expanduser()
+    path = user_path(table.file, "data.file")
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; data.file must name an .npz file with arrays x and y") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
-        raise UserError(f"{path} cannot be read as an .npz file of plain arrays ({str(error).splitlines()[0]})") from error
+    except Exception as error:  # zip, zlib, NumPy and the memory each fail in ways of their own
+        raise UserError(f"{path} cannot be read as an .npz file of plain arrays ({cause(error)})") from error
+    arrays = {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
     for name in ("x", "y"):
         if name not in arrays:
             raise UserError(f"{path} has no array {name!r} (it has {', '.join(arrays) or 'none'}); save it with x=…, y=…")

@@ -21,7 +21,7 @@ from fedmrl.federation.checkpoint import Checkpoint, Snapshot
 from fedmrl.federation.store import Store
 from fedmrl.federation.summary import all_evaluated, recorded_modes, views
 from fedmrl.federation.written import Summary, WholeRecord, checked, parsed, read_text
-from fedmrl.files import check_sha256, sha256_of, write_whole
+from fedmrl.files import check_sha256, sha256_of, user_path, write_whole
 
 try:
     import fcntl
@@ -219,7 +219,7 @@ class RunFolder:
 def inputs(recipe: Recipe) -> dict[str, str]:
     """A fingerprint of each file that the recipe names, by its key."""
     named = {"participation": recipe.participation, "data.file": recipe.data.file}
-    paths = {key: Path(name).expanduser() for key, name in named.items() if isinstance(name, str)}
+    paths = {key: user_path(name, key) for key, name in named.items() if isinstance(name, str)}
     return {key: hashlib.sha256(path.read_bytes()).hexdigest() for key, path in paths.items() if path.is_file()}
 
 

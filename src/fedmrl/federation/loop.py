@@ -18,7 +18,7 @@ from fedmrl.federation import summary as summaries
 from fedmrl.federation.checkpoint import Snapshot
 from fedmrl.federation.first import FirstNets
 from fedmrl.federation.folder import RunFolder, refuse_used
-from fedmrl.federation.setup import prepare, schedule
+from fedmrl.federation.setup import Schedule, prepare, schedule
 from fedmrl.federation.stopwatch import Stopwatch
 from fedmrl.federation.store import DeviceStore, Kept, Store, check_store, choose, make_store
 from fedmrl.messages import Size, Tensors, Upload, copy, sha256, size
@@ -114,9 +114,11 @@ def run_seeds(
     if recipe.models.own is None or models is not None:
         data = data or sources.load(recipe.data)
     settings = [prepare(one, place, models, data) for one in seeded]
+    schedules = [schedule(one) for one in seeded]
     folders = _opened(paths, seeded, settings, resume)
+    on_round = on_round or (lambda _: None)
     try:
-        return _run_all(seeded, settings, folders, resume, engine, store, keep, on_round or (lambda _: None), on_notice, begun)
+        return _run_all(seeded, settings, schedules, folders, resume, engine, store, keep, on_round, on_notice, begun)
     finally:
         for folder in folders:
             if folder is not None:
@@ -149,6 +151,7 @@ def _check_types(recipe: Any, seeds: Any, models: Any, data: Any, heard: Mapping
 def _run_all(
     seeded: Sequence[Recipe],
     settings: Sequence[Setting],
+    schedules: Sequence[Schedule],
     folders: Sequence[RunFolder | None],
     resume: bool,
     engine: str,
@@ -170,19 +173,19 @@ def _run_all(
             on_notice(line)
         where, line = choose(store, settings[left[0]], seeded[0].clients * len(left))
         on_notice(line)
-        schedules = [schedule(seeded[number]) for number in left]
-        working.foresee(schedules)
+        working.foresee([schedules[number] for number in left])
         federations: list[Federation] = []
-        for number, who in zip(left, schedules, strict=True):
+        for number in left:
             folder = folders[number]
             if folder:
                 folder.beside, folder.keeps = len(left) - 1, keep
             kept = make_store(where, settings[number].device, folder.checkpoint.folder if folder else None)
             federations.append(
                 Federation(
-                    seeded[number], settings[number], who, working, folder, kept, len(federations), len(left), begun, on_notice
+                    seeded[number], settings[number], schedules[number], working, folder, kept,
+                    number=len(federations), together=len(left), begun=begun, tell=on_notice,
                 )
-            )
+            )  # fmt: skip
         try:
             done |= dict(zip(left, together(working, federations, on_round), strict=True))
         finally:
@@ -210,13 +213,18 @@ def _opened(
     try:
         for goes_on in (True, False):
             for number, (path, recipe, setting) in enumerate(zip(paths, recipes, settings, strict=True)):
-                if path is not None and goes_on is (resume and (len(paths) == 1 or (path / "config.toml").exists())):
+                if path is not None and goes_on is (resume and _goes_on(path, len(paths))):
                     found[number] = (RunFolder.reopen if goes_on else RunFolder.create)(path, recipe, setting.splits)
     except BaseException:
         for folder in found.values():
             folder.close()
         raise
     return [found.get(number) for number in range(len(paths))]
+
+
+def _goes_on(path: Path, runs: int) -> bool:
+    """Whether a folder holds a run. One of several may start anew, and one that was stopped while its folder was made."""
+    return (path / "config.toml").exists() or (runs == 1 and not (path / "rounds.jsonl").exists())
 
 
 def pick_device(name: str) -> torch.device:

@@ -13,7 +13,7 @@ from fedmrl.data import Dataset, sources
 from fedmrl.data.partition import partition
 from fedmrl.engines import Setting
 from fedmrl.errors import UserError, cause
-from fedmrl.files import read_json
+from fedmrl.files import read_json, user_path
 from fedmrl.methods import Batch, ClientNet
 from fedmrl.models import ModelSpec, OwnModel
 from fedmrl.randomness import generator, torch_seeded
@@ -106,7 +106,7 @@ def _try_out(setting: Setting, client: int, samples: int, when: str = "") -> Non
 def schedule(recipe: Recipe) -> Schedule:
     """Who takes part in each round: drawn, or as the recipe's file says."""
     if isinstance(recipe.participation, str):
-        return _given(recipe, Path(recipe.participation).expanduser())
+        return _given(recipe, user_path(recipe.participation, "participation"))
     count = max(1, round(recipe.participation * recipe.clients))
     if count == recipe.clients:  # one list for all rounds: with many clients and rounds, the numbers alone would fill memory
         return [list(range(count))] * recipe.rounds

@@ -52,11 +52,21 @@ def accuracy_figure(
     axes.set_ylabel("accuracy, mean over all clients (%)")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(subtitle, fontsize=9, color="#555555", loc="left")
+    axes.set_title(plain(subtitle), fontsize=9, color="#555555", loc="left")
     axes.annotate(
-        title, (0, 1), xytext=(0, 24), xycoords="axes fraction", textcoords="offset points", fontsize=13, fontweight="bold"
-    )
+        plain(title), (0, 1), xytext=(0, 24), xycoords="axes fraction", textcoords="offset points", fontsize=13,
+        fontweight="bold",
+    )  # fmt: skip
     _save(figure, path)
+
+
+def plain(text: str) -> str:
+    r"""A name that a person gave, as matplotlib shows it: dollar signs would be read as formulas.
+
+    >>> plain("a$x$")
+    'a\\$x\\$'
+    """
+    return text.replace("$", r"\$")
 
 
 def _label_ends(axes: "Axes", ends: list[tuple[float, int, str, str]]) -> None:
@@ -68,7 +78,7 @@ def _label_ends(axes: "Axes", ends: list[tuple[float, int, str, str]]) -> None:
     for value, last, text, colour in sorted(ends):
         place = max(value, place + apart)
         axes.annotate(
-            text, (last, value), xytext=(1.01, place), textcoords=("axes fraction", "data"),
+            plain(text), (last, value), xytext=(1.01, place), textcoords=("axes fraction", "data"),
             color=colour, va="center", fontweight="bold", annotation_clip=False,
         )  # fmt: skip
 
@@ -88,7 +98,7 @@ def partition_figure(counts_KC: NDArray[np.int64], classes: Sequence[str], title
             dark = count > 0.6 * counts_KC.max()
             axes.text(label, client, str(count), ha="center", va="center", fontsize=7, color="white" if dark else "#333333")
     step = 1 if labels <= 30 else 10
-    shown_classes = [classes[i] for i in range(0, labels, step)]
+    shown_classes = [plain(classes[i]) for i in range(0, labels, step)]
     axes.set_xticks(range(0, labels, step), shown_classes, fontsize=8)
     if max(map(len, shown_classes)) > 3:
         axes.tick_params(axis="x", rotation=60)
@@ -96,7 +106,7 @@ def partition_figure(counts_KC: NDArray[np.int64], classes: Sequence[str], title
     axes.set_yticks(range(0, clients, step), [str(i) for i in range(0, clients, step)], fontsize=8)
     axes.set_xlabel("class")
     axes.set_ylabel("client")
-    axes.set_title(title, fontsize=11, fontweight="bold", loc="left")
+    axes.set_title(plain(title), fontsize=11, fontweight="bold", loc="left")
     _save(figure, path)
 
 
