@@ -485,10 +485,10 @@ def _print_plan(found: Sequence[Wanted], left: Sequence[Wanted], clock: Clock) -
 
 
 def _print_reproduction(folder: Path, scale: Scale) -> None:
-    from fedmrl.report.index import write_index
-    from fedmrl.report.paper_figures import write_figures
-    from fedmrl.report.paper_tables import write_tables
     from fedmrl.reproduce.cells import read_cells
+    from fedmrl.reproduce.figures import write_figures
+    from fedmrl.reproduce.index import write_index
+    from fedmrl.reproduce.tables import write_tables
 
     cells = read_cells(folder)
     if not cells:

@@ -8,7 +8,7 @@ import pytest
 
 from fedmrl.methods import METHODS
 from fedmrl.report.looks import LOOKS, OTHERS, looks_of
-from fedmrl.report.paper_figures import STYLES
+from fedmrl.reproduce.figures import STYLES
 
 
 def contrast(one, other):

@@ -6,7 +6,6 @@ from synthetic import cell
 from fedmrl import UserError
 from fedmrl.config import known_recipes, load_recipe
 from fedmrl.methods import METHODS
-from fedmrl.report.outcomes import Outcomes
 from fedmrl.reproduce.cells import hash_of
 from fedmrl.reproduce.experiments import (
     CPU,
@@ -22,6 +21,7 @@ from fedmrl.reproduce.experiments import (
     recipe_of,
     wanted,
 )
+from fedmrl.reproduce.outcomes import Outcomes
 
 
 def names(what, scale=PAPER):

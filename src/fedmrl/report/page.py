@@ -24,8 +24,7 @@ from fedmrl.protocols import PROTOCOLS, Protocol, counted
 from fedmrl.report import tables
 from fedmrl.report.looks import Look, looks_of
 from fedmrl.report.runs import FinishedRun, Series, differing, find_runs, make_series
-from fedmrl.report.tables import DASH
-from fedmrl.reproduce.experiments import seeds_said
+from fedmrl.report.tables import DASH, seeds_said
 
 WORDS: Mapping[Protocol, Mapping[str, str]] = {
     "fair": {
@@ -71,14 +70,16 @@ def page(series: Sequence[Series], left_out: Sequence[str] = ()) -> str:
     return filled("page", data, {"brand": "report", **words})
 
 
-def filled(page: str, data: Mapping[str, Any], words: Mapping[str, str]) -> str:
-    """The frame of any page with the named one's sections, scripts, data, and words that are there before a script runs."""
+def filled(page: str, data: Mapping[str, Any], words: Mapping[str, str], package: str = "fedmrl.report") -> str:
+    """The frame of any page with the named one's sections and script, which lie in a package, its data, and words that are
+    there before a script runs.
+    """
     safe = {name: html.escape(_text(word)) for name, word in words.items()}
     parts = {
         **safe,
-        "main": _put_into(_packaged(f"{page}.html"), safe) + _packaged("words.html"),
+        "main": _put_into(_packaged(f"{page}.html", package), safe) + _packaged("words.html"),
         "style": _packaged("page.css"),
-        "script": "\n".join(_packaged(name) for name in ("charts.js", f"{page}.js")),
+        "script": "\n".join([_packaged("charts.js"), _packaged(f"{page}.js", package)]),
         "data": embedded(data),
     }
     return _put_into(_packaged("frame.html"), parts)
@@ -103,8 +104,8 @@ def _text(word: str) -> str:
     return word.encode("utf-8", "replace").decode("utf-8")
 
 
-def _packaged(name: str) -> str:
-    return files("fedmrl.report").joinpath(name).read_text(encoding="utf-8")
+def _packaged(name: str, package: str = "fedmrl.report") -> str:
+    return files(package).joinpath(name).read_text(encoding="utf-8")
 
 
 def page_data(series: Sequence[Series], left_out: Sequence[str] = ()) -> dict[str, Any]:

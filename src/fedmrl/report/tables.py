@@ -1,6 +1,6 @@
 """Tables of several methods side by side, for the terminal, Markdown and scripts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -136,6 +136,16 @@ def time_said(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def seeds_said(seeds: Iterable[int]) -> str:
+    """Seeds in words.
+
+    >>> seeds_said([0]), seeds_said([2, 0])
+    ('seed 0', 'seeds 0, 2')
+    """
+    every = sorted(set(seeds))
+    return f"seed{'' if len(every) == 1 else 's'} {', '.join(map(str, every))}"
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

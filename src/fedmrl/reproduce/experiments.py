@@ -12,6 +12,7 @@ from typing import Any
 from fedmrl.config import Recipe, load_recipe
 from fedmrl.errors import UserError
 from fedmrl.methods import METHODS
+from fedmrl.report.tables import seeds_said
 from fedmrl.reproduce.cells import Cell, hash_of
 
 METHOD_ORDER = ("standalone", "lg-fedavg", "fd", "fedproto", "fml", "fedkd", "fedapen", "fedmrl")
@@ -125,16 +126,6 @@ class Wanted:
     def label(self) -> str:
         """Such as `cifar10-n100/fedmrl, seed 0`."""
         return f"{self.name}, {seeds_said(self.seeds)}"
-
-
-def seeds_said(seeds: Iterable[int]) -> str:
-    """Seeds in words.
-
-    >>> seeds_said([0]), seeds_said([2, 0])
-    ('seed 0', 'seeds 0, 2')
-    """
-    every = sorted(set(seeds))
-    return f"seed{'' if len(every) == 1 else 's'} {', '.join(map(str, every))}"
 
 
 EXPERIMENTS: Mapping[str, str] = {

@@ -12,10 +12,15 @@ import numpy as np
 from fedmrl import __version__
 from fedmrl.files import write_whole
 from fedmrl.protocols import PROTOCOLS, Protocol
-from fedmrl.report.claims import CLAIMS, IN_TOY, TOY, Claim, client_gains, is_ahead, mode_means, share_said, standings
 from fedmrl.report.grid import Entry, Grid
 from fedmrl.report.looks import LOOKS, WITHOUT_MRL, Look
-from fedmrl.report.outcomes import (
+from fedmrl.report.page import NO_BREAK, OF_ALL, WORDS, banded, filled, listed, rounded, sample_worth, shorter
+from fedmrl.report.tables import seeds_said, signed, time_said
+from fedmrl.reproduce.cells import Cell
+from fedmrl.reproduce.claims import CLAIMS, IN_TOY, TOY, Claim, client_gains, is_ahead, mode_means, share_said, standings
+from fedmrl.reproduce.experiments import CPU, EXPERIMENTS, METHOD_ORDER, PAPER, Scale
+from fedmrl.reproduce.figures import PAPER_GAINS, SWEEPS, Values, curve_values
+from fedmrl.reproduce.outcomes import (
     TITLES,
     Column,
     Kind,
@@ -25,13 +30,8 @@ from fedmrl.report.outcomes import (
     fewer_seeds,
     finished_seeds,
 )
-from fedmrl.report.page import NO_BREAK, OF_ALL, WORDS, banded, filled, listed, rounded, sample_worth, shorter
-from fedmrl.report.paper_figures import PAPER_GAINS, SWEEPS, Values, curve_values
-from fedmrl.report.paper_tables import NAMES, accuracy_grid, any_measured, cost_grid, difference
-from fedmrl.report.standings import BASELINES, Margin, measured_margin, printed_margin
-from fedmrl.report.tables import signed, time_said
-from fedmrl.reproduce.cells import Cell
-from fedmrl.reproduce.experiments import CPU, EXPERIMENTS, METHOD_ORDER, PAPER, Scale, seeds_said
+from fedmrl.reproduce.standings import BASELINES, Margin, measured_margin, printed_margin
+from fedmrl.reproduce.tables import NAMES, accuracy_grid, any_measured, cost_grid, difference
 
 Data = dict[str, Any]
 
@@ -64,7 +64,7 @@ def index(cells: Sequence[Cell], scale: Scale) -> str:
     data = index_data(cells, scale)
     answer = data["answers"]["fair"]
     words = {"title": answer["title"], "lead": answer["lead"], "facts": data["facts"]}
-    return filled("index", data, {"brand": "reproduction", **words})
+    return filled("index", data, {"brand": "reproduction", **words}, "fedmrl.reproduce")
 
 
 def index_data(cells: Sequence[Cell], scale: Scale) -> Data:

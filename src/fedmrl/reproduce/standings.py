@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fedmrl.protocols import Protocol
-from fedmrl.report.outcomes import Column, Kind, Outcome, Outcomes, in_pair
 from fedmrl.report.tables import undecided
 from fedmrl.reproduce.experiments import METHOD_ORDER
+from fedmrl.reproduce.outcomes import Column, Kind, Outcome, Outcomes, in_pair
 
 BASELINES = tuple(method for method in METHOD_ORDER if method != "fedmrl")
 

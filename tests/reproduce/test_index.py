@@ -8,11 +8,11 @@ from synthetic import OLD, all_cells, cell, diverged, of_clients, reaching
 from test_page import EVIL, Elements, plain
 
 from fedmrl import cli
-from fedmrl.report.claims import claims_table
-from fedmrl.report.index import MOST_POINTS, index, index_data, thinned, write_index
-from fedmrl.report.outcomes import Outcomes
 from fedmrl.reproduce.cells import write_cell
+from fedmrl.reproduce.claims import claims_table
 from fedmrl.reproduce.experiments import CPU, METHOD_ORDER, PAPER, QUICK
+from fedmrl.reproduce.index import MOST_POINTS, index, index_data, thinned, write_index
+from fedmrl.reproduce.outcomes import Outcomes
 
 MAIN, OTHER = "cifar10-n100", "cifar100-n100"
 

@@ -16,9 +16,12 @@ import numpy as np
 
 from fedmrl.files import write_whole
 from fedmrl.protocols import PROTOCOLS, Protocol
-from fedmrl.report.claims import claims_table
 from fedmrl.report.grid import Entry, Grid, ahead_of, mark_best, to_latex, to_markdown
-from fedmrl.report.outcomes import (
+from fedmrl.report.tables import DASH, count, seeds_said, signed
+from fedmrl.reproduce.cells import Cell
+from fedmrl.reproduce.claims import claims_table
+from fedmrl.reproduce.experiments import METHOD_ORDER, SAME_CATEGORY, Scale
+from fedmrl.reproduce.outcomes import (
     COSTS,
     PROTOCOL_TITLES,
     TITLES,
@@ -33,10 +36,7 @@ from fedmrl.report.outcomes import (
     fewer_seeds,
     finished_seeds,
 )
-from fedmrl.report.standings import BASELINES, Margin, Standing, measured_margin, printed_margin, standing
-from fedmrl.report.tables import DASH, count, signed
-from fedmrl.reproduce.cells import Cell
-from fedmrl.reproduce.experiments import METHOD_ORDER, SAME_CATEGORY, Scale, seeds_said
+from fedmrl.reproduce.standings import BASELINES, Margin, Standing, measured_margin, printed_margin, standing
 
 MISSING = "·"
 GROUPS = (tuple(m for m in BASELINES if m not in SAME_CATEGORY), SAME_CATEGORY, ("fedmrl",))

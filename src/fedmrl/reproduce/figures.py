@@ -17,10 +17,10 @@ from fedmrl.files import replacing
 from fedmrl.protocols import PROTOCOLS, SHORT, Protocol
 from fedmrl.report.figures import new_figure
 from fedmrl.report.looks import LOOKS, WITHOUT_MRL
-from fedmrl.report.outcomes import COSTS, TITLES, Outcome, Outcomes, comparable, fewer_seeds, finished_seeds
-from fedmrl.report.tables import count
+from fedmrl.report.tables import count, seeds_said
 from fedmrl.reproduce.cells import Cell
-from fedmrl.reproduce.experiments import METHOD_ORDER, SAME_CATEGORY, Scale, class_setting, seeds_said
+from fedmrl.reproduce.experiments import METHOD_ORDER, SAME_CATEGORY, Scale, class_setting
+from fedmrl.reproduce.outcomes import COSTS, TITLES, Outcome, Outcomes, comparable, fewer_seeds, finished_seeds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

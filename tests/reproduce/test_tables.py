@@ -4,12 +4,12 @@ import re
 import pytest
 from synthetic import OLD, all_cells, cell, diverged, reaching
 
-from fedmrl.report.claims import CLAIMS, claims_table
 from fedmrl.report.grid import Entry, Grid, to_latex, to_markdown
-from fedmrl.report.outcomes import Outcomes
-from fedmrl.report.paper_tables import accuracy_grid, cost_grid, difference_grids, write_tables
-from fedmrl.report.standings import standing
+from fedmrl.reproduce.claims import CLAIMS, claims_table
 from fedmrl.reproduce.experiments import PAPER, QUICK
+from fedmrl.reproduce.outcomes import Outcomes
+from fedmrl.reproduce.standings import standing
+from fedmrl.reproduce.tables import accuracy_grid, cost_grid, difference_grids, write_tables
 
 MAIN = "cifar10-n100"
 

@@ -6,8 +6,8 @@ import pytest
 from browsing import browser, opening, reached_by_tab, size  # noqa: F401
 from synthetic import all_cells
 
-from fedmrl.report.index import write_index
 from fedmrl.reproduce.experiments import PAPER, QUICK
+from fedmrl.reproduce.index import write_index
 
 
 @pytest.fixture(scope="module")

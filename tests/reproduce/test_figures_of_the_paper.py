@@ -7,8 +7,9 @@ from matplotlib.colors import to_hex
 from matplotlib.text import Text
 from synthetic import OLD, all_cells, cell, diverged, of_clients, reaching
 
-from fedmrl.report.outcomes import Outcomes
-from fedmrl.report.paper_figures import (
+from fedmrl.reproduce.cells import Curve
+from fedmrl.reproduce.experiments import PAPER, QUICK
+from fedmrl.reproduce.figures import (
     FIGURES,
     LOOK,
     MODES,
@@ -24,8 +25,7 @@ from fedmrl.report.paper_figures import (
     sweep_figure,
     write_figures,
 )
-from fedmrl.reproduce.cells import Curve
-from fedmrl.reproduce.experiments import PAPER, QUICK
+from fedmrl.reproduce.outcomes import Outcomes
 
 MAIN = "cifar10-n100"
 

@@ -10,8 +10,9 @@ import numpy as np
 
 from fedmrl.methods import METHODS
 from fedmrl.protocols import PROTOCOLS, Protocol
+from fedmrl.report.tables import seeds_said
 from fedmrl.reproduce.cells import Cell, by_variant
-from fedmrl.reproduce.experiments import EXPERIMENTS, METHOD_ORDER, Scale, Wanted, dim_variant, printed, seeds_said, wanted
+from fedmrl.reproduce.experiments import EXPERIMENTS, METHOD_ORDER, Scale, Wanted, dim_variant, printed, wanted
 
 T = TypeVar("T")
 State = Literal["finished", "failed", "missing", "apart"]
