@@ -39,7 +39,7 @@ def user_path(text: str | Path, what: str) -> Path:
     try:
         return Path(text).expanduser()
     except RuntimeError as error:
-        raise UserError(f"{what}: {str(text)!r} names the home folder of a user that there is not; write it out") from error
+        raise UserError(f"{what}: {str(text)!r} names the home folder of an unknown user; write the path out") from error
 
 
 def sha256_of(path: Path) -> str:

@@ -175,5 +175,5 @@ def test_an_archive_that_is_damaged_in_any_way_is_refused_in_a_sentence(tmp_path
 
 
 def test_the_home_of_a_user_that_there_is_not_is_refused_in_a_sentence():
-    with pytest.raises(UserError, match=r"data.file: '~nosuchuser/a.npz' names the home folder of a user that there is not"):
+    with pytest.raises(UserError, match=r"data.file: '~nosuchuser/a.npz' names the home folder of an unknown user"):
         load(DataTable(name="arrays", file="~nosuchuser/a.npz"))
