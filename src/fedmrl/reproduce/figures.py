@@ -151,7 +151,7 @@ def _label(panels: Sequence["Axes"], text: str) -> None:
 
 
 def _absences(found: Sequence[tuple[str, str, Outcome]], failed: str = "Failed to converge") -> list[str]:
-    """What is left out: what failed to converge, and what was not measured, grouped by name or by place, whichever is shorter."""
+    """What is left out: what failed to converge or was not measured, grouped by name or by place, whichever is shorter."""
     notes = []
     for state, said in (("failed", failed), ("missing", "Not measured"), ("apart", "Shares no seed with the others")):
         absent = [(name, place) for name, place, outcome in found if outcome.state == state]
