@@ -24,7 +24,7 @@ from fedmrl.bench import noise
 from fedmrl.config import load_named
 from fedmrl.engines import Setting
 from fedmrl.engines.base import numerics
-from fedmrl.federation.loop import pick_device
+from fedmrl.federation.launch import pick_device
 from fedmrl.federation.setup import prepare, schedule
 from fedmrl.methods import Batch
 from fedmrl.metrics.flops import FlopCounter

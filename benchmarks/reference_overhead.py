@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from fedmrl import load_recipe
 from fedmrl.engines import Setting
-from fedmrl.federation.loop import Federation
-from fedmrl.federation.setup import prepare, schedule
+from fedmrl.federation.server import Federation
+from fedmrl.federation.setup import prepare
 from fedmrl.models import Split
 
 SETTINGS = {"rounds": 100, "training.epochs": 1, "training.batch_size": 64, "method.d1": 100, "evaluation.every": 1000}
@@ -32,11 +32,11 @@ class PlainClient:
 
     def __init__(self, setting: Setting, client: int) -> None:
         shape, classes = setting.data.shape, len(setting.data.classes)
-        self.local: Split = setting.models[client].build(shape, classes)
+        self.local: Split = setting.members[client].model.build(shape, classes)
         self.small: Split = setting.small.with_dim(100).build(shape, classes)
         self.projector = nn.Linear(100 + self.local.dim, self.local.dim)
         mean, std = (torch.tensor(v, dtype=torch.float32).reshape(3, 1, 1) for v in (setting.data.mean, setting.data.std))
-        own = setting.splits[client]
+        own = setting.members[client]
         self.x, self.test_x = ((torch.from_numpy(setting.data.x[p]).float() - mean) / std for p in (own.train, own.test))
         self.y, self.test_y = (torch.from_numpy(setting.data.y[p]) for p in (own.train, own.test))
 
@@ -92,7 +92,7 @@ def main() -> None:
     torch.set_num_threads(2)
     recipe = load_recipe("paper/cifar10-n10", SETTINGS)
     setting = prepare(recipe, torch.device("cpu"))
-    federation = Federation(recipe, setting, schedule(recipe), "reference", None)
+    federation = Federation.simulated(recipe, setting, "reference")
     clients = [PlainClient(setting, k) for k in range(recipe.clients)]
     engine, plain = [], []
     for number in range(arguments.rounds + 1):

@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 from fedmrl.bench import first_turns, noise
 from fedmrl.config import load_named
 from fedmrl.engines import BatchedEngine
-from fedmrl.federation.loop import pick_device
+from fedmrl.federation.launch import pick_device
 from fedmrl.federation.setup import prepare
 from fedmrl.federation.summary import device_name
 from fedmrl.methods import Round

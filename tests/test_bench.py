@@ -54,7 +54,7 @@ def test_the_rate_of_steps_counts_all_clients_and_no_padding():
     recipe = tiny_recipe("standalone", participation=1.0, models__local=[{"hidden": [8, 6]}, CNNS[0]])
     result = measure(recipe, "tiny", repeats=1, fused=1, ways=["eager"])
     (row,) = result["rows"]
-    splits = prepare(recipe, torch.device("cpu")).splits
+    splits = prepare(recipe, torch.device("cpu")).members.values()
     samples = sum(len(split.train) for split in splits) * recipe.training.epochs
     spent = row["seconds"]["gather"] + row["seconds"]["step"]
     assert row["step_samples_per_second"] * spent == pytest.approx(samples)

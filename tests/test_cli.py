@@ -225,7 +225,7 @@ def test_the_table_of_bench_fits_into_80_columns():
 
 MISTAKES = [
     (["run", "quickstart", "--store", "cloud"], "--store: there is no 'cloud'; choose auto, device, host or disk"),
-    (["run", "quickstart", "--engine", "fast"], "--engine: there is no 'fast'; choose auto, reference, batched"),
+    (["run", "quickstart", "--engine", "fast"], "--engine: there is no 'fast'; choose auto, reference or batched"),
     (["run", "quickstart", "--seeds", "0,0"], "seeds must be different"),
     (["run", "quickstart", "--seeds", "0,1", "--resume"], "give the folder that holds them, as in"),
     (["run", "quickstart", "--seeds", "0,1", "--resume", "--out", "none"], "none holds no such runs to resume"),
@@ -452,7 +452,7 @@ def test_ctrl_c_before_a_run_has_begun_says_so(fedmrl, monkeypatch):
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedmrl.federation.loop.prepare", stop)
+    monkeypatch.setattr("fedmrl.federation.launch.prepare", stop)
     code, _, err = fedmrl("run", "quickstart", *TINY)
     assert (code, err) == (130, "fedmrl: stopped before training began\n") and not Path("runs").exists()
 

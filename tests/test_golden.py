@@ -11,8 +11,8 @@ import pytest
 import torch
 from tiny import tiny_recipe
 
-from fedmrl.federation.loop import Federation
-from fedmrl.federation.setup import prepare, schedule
+from fedmrl.federation.server import Federation
+from fedmrl.federation.setup import prepare
 from fedmrl.methods import METHODS
 from fedmrl.version import NUMBERS
 
@@ -39,7 +39,7 @@ def numbers(case: str) -> dict[str, object]:
     method = next(name for name in sorted(METHODS, key=len, reverse=True) if case.startswith(name))
     torch.set_num_threads(1)
     recipe = tiny_recipe(method, rounds=4, clients=5, participation=0.6, **CASES[case])
-    federation = Federation(recipe, prepare(recipe, torch.device("cpu")), schedule(recipe), "reference", None)
+    federation = Federation.simulated(recipe, prepare(recipe, torch.device("cpu")), "reference")
     run = federation.run(lambda _: None)
     return {
         "norm_of_server": norms(federation.now.server),

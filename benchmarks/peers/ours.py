@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 import fedmrl
-from fedmrl.federation.loop import Federation
-from fedmrl.federation.setup import prepare, schedule
+from fedmrl.federation.server import Federation
+from fedmrl.federation.setup import prepare
 from fedmrl.methods import Batch, ClientNet, WeightSharing
 from fedmrl.methods.base import cross_entropy
 
@@ -77,7 +77,7 @@ def main() -> None:
         chosen = recipe(arguments.folder, rounds, Path(scratch))
         models = [fedmrl.OwnModel("CNN-5", common.CNN5, last="header")] * common.CLIENTS
         setting = prepare(chosen, torch.device("cpu"), models)
-        federation = Federation(chosen, setting, schedule(chosen), arguments.engine, None)
+        federation = Federation.simulated(chosen, setting, arguments.engine)
     stamps, samples, new = [time.time()], [], []
     for _ in range(rounds):
         joined = set(federation.now.states)

@@ -13,10 +13,10 @@ import torch
 
 from fedmrl.config import Recipe
 from fedmrl.data import Dataset, sources
-from fedmrl.engines import BatchedEngine, Engine, Outcome, ReferenceEngine, Setting, Turn
+from fedmrl.engines import BatchedEngine, Engine, ReferenceEngine, Setting, Trained, Turn
 from fedmrl.engines.program import Trainer
 from fedmrl.errors import UserError
-from fedmrl.federation.loop import pick_device
+from fedmrl.federation.launch import pick_device
 from fedmrl.federation.setup import prepare, schedule
 from fedmrl.federation.summary import device_name, recorded_modes, versions
 from fedmrl.messages import Tensors, Upload, copy
@@ -213,12 +213,12 @@ def _engine(row: _Row, settings: Sequence[Setting]) -> Engine:
 
 
 def _aggregation(
-    settings: Sequence[Setting], turns: Sequence[Turn], outcomes: Sequence[Outcome], round_: Round
+    settings: Sequence[Setting], turns: Sequence[Turn], outcomes: Sequence[Trained], round_: Round
 ) -> Callable[[], None]:
     servers = [setting.server_start() for setting in settings]
     uploads: list[list[Upload]] = [[] for _ in settings]
     for turn, outcome in zip(turns, outcomes, strict=True):
-        samples = len(settings[turn.run].splits[turn.client].train)
+        samples = len(settings[turn.run].members[turn.client].train)
         uploads[turn.run].append(Upload(turn.client, samples, outcome.upload))
 
     def aggregate() -> None:
@@ -235,7 +235,7 @@ def _split(trainers: Sequence[Trainer], repeats: int, place: torch.device) -> di
     return {"gather": alone, "step": both - alone}
 
 
-def _error(outcomes: Sequence[Outcome], before: Mapping[str, Any]) -> float:
+def _error(outcomes: Sequence[Trained], before: Mapping[str, Any]) -> float:
     def squares(one: Sequence[Tensors], two: Sequence[Tensors]) -> float:
         pairs = ((a[n].double(), b[n].double()) for a, b in zip(one, two, strict=True) for n in b)
         return float(sum((a - b).square().sum() for a, b in pairs))

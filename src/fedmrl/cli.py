@@ -26,10 +26,11 @@ from fedmrl.config import NamedRecipe, Recipe, known_keys, known_recipes, load_n
 from fedmrl.data import sources
 from fedmrl.data.partition import partition as deal
 from fedmrl.data.sources import CIFAR_FILES, data_dir
-from fedmrl.engines import ENGINES, check_engine
+from fedmrl.engines import ENGINES
 from fedmrl.errors import DivergedError, InterruptedRun, UserError
 from fedmrl.federation.folder import new_folder
-from fedmrl.federation.loop import OnRound, pick_device, run_seeds
+from fedmrl.federation.launch import pick_device, run_seeds
+from fedmrl.federation.server import OnRound
 from fedmrl.federation.summary import shown_mode, shown_view
 from fedmrl.files import user_path, write_whole
 from fedmrl.methods import METHODS
@@ -76,14 +77,32 @@ def program(
     """Model-heterogeneous federated learning: FedMRL and the seven methods it is compared with."""
 
 
+def _one_of(option: str, *choices: str) -> Any:
+    """Refuses any other value of an option."""
+
+    def check(value: str) -> str:
+        if value not in choices:
+            *some, last = choices
+            raise UserError(f"{option}: there is no {value!r}; choose {', '.join(some)} or {last}")
+        return value
+
+    return check
+
+
 RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="a recipe's name, a TOML file, or a run's folder")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="change a key of the recipe; again for more")
 ]
 Out = Annotated[Path | None, typer.Option("--out", help="the folder to write; a new one under runs/ if not given")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
-StoreName = Annotated[str, typer.Option("--store", help="where clients' states are kept: auto, device, host or disk")]
-EngineName = Annotated[str, typer.Option("--engine", help=f"auto, {', '.join(ENGINES)}")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda", callback=_one_of("--device", "auto", "cpu", "cuda"))]
+StoreName = Annotated[
+    str,
+    typer.Option(
+        help="where clients' states are kept: auto, device, host or disk",
+        callback=_one_of("--store", "auto", "device", "host", "disk"),
+    ),
+]
+EngineName = Annotated[str, typer.Option(help=f"auto, {', '.join(ENGINES)}", callback=_one_of("--engine", "auto", *ENGINES))]
 AsJson = Annotated[bool, typer.Option("--json", help="print the result as JSON, for scripts")]
 
 
@@ -397,7 +416,6 @@ def reproduce(
         named = find(what, scale, read_cells(folder))
         return named if seeds is None else [replace(one, seeds=tuple(_seeds(seeds, 0))) for one in named]
 
-    check_engine(engine)
     pick_device(device)
     left = missing(found(), place) or (found() if again else [])
     if dry_run:

@@ -14,7 +14,8 @@ from fedmrl.data import sources
 from fedmrl.engines import check_engine
 from fedmrl.errors import DivergedError, UserError
 from fedmrl.federation.folder import refuse_used
-from fedmrl.federation.loop import OnNotice, OnRound, run_seeds
+from fedmrl.federation.launch import OnNotice, run_seeds
+from fedmrl.federation.server import OnRound
 from fedmrl.federation.setup import prepare
 from fedmrl.federation.store import check_store
 from fedmrl.federation.summary import curve

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from fedmrl.federation.loop import OnRound
+from fedmrl.federation.server import OnRound
 
 _EVERY = 10.0  # seconds between lines where there is no terminal
 

@@ -125,7 +125,7 @@ class EngineContract:
         setting.method.receive(net, received)
         net.eval()
         data, right = setting.data, dict.fromkeys(setting.method.modes, 0)
-        for index in setting.splits[0].test:
+        for index in setting.members[0].test:
             x = (torch.from_numpy(data.x[index : index + 1]).double() - data.mean.item()) / data.std.item()
             for mode in right:
                 scores = setting.method.predict(net, x, mode)[0]

@@ -6,8 +6,8 @@ from tiny import tiny_recipe
 from torch import nn
 
 from fedmrl import OwnModel
-from fedmrl.federation.loop import Federation
-from fedmrl.federation.setup import prepare, schedule
+from fedmrl.federation.server import Federation
+from fedmrl.federation.setup import prepare
 
 AUGMENTED = {"training__augment__flip": True, "training__augment__crop": 2, "training__augment__erase": 0.5}
 WITH_ALL = {"training__momentum": 0.9, "training__weight_decay": 0.01, "training__clip": 0.5, **AUGMENTED}
@@ -40,7 +40,7 @@ def numbers(case, engine, precision, settings):
     """Every parameter, message and record of three rounds."""
     method = next(name for name in ("lg-fedavg", *METHODS) if case == name or case.startswith(f"{name}-"))
     recipe = tiny_recipe(method, clients=5, participation=0.6, training__precision=precision, **METHODS[case], **settings)
-    federation = Federation(recipe, prepare(recipe, torch.device("cpu")), schedule(recipe), engine, None)
+    federation = Federation.simulated(recipe, prepare(recipe, torch.device("cpu")), engine)
     run = federation.run(lambda _: None)
     tensors = {f"server {name}": tensor for name, tensor in federation.now.server.items()}
     for client, state in federation.now.states.items():
@@ -100,8 +100,8 @@ def test_a_gradient_whose_squares_overflow_is_clipped_to_the_same_length_by_both
     before = setting.fresh_net(0).state_dict()
     after = {}
     for engine in ("reference", "batched"):
-        federation = Federation(recipe, setting, schedule(recipe), engine, None)
-        assert not getattr(federation.engine, "loners", ())
+        federation = Federation.simulated(recipe, setting, engine)
+        assert not getattr(federation.clients.engine, "loners", ())
         federation.run(lambda _: None)
         after[engine] = federation.now.states[0]
         moved = sum((after[engine][name] - before[name]).double().square().sum() for name in before)

@@ -14,8 +14,10 @@ from fedmrl import OwnModel
 from fedmrl.data.plan import plan
 from fedmrl.engines import BatchedEngine, ReferenceEngine, Turn, batched
 from fedmrl.engines.families import families
-from fedmrl.federation.loop import Federation, run_seeds
+from fedmrl.federation.launch import run_seeds
+from fedmrl.federation.server import Federation
 from fedmrl.federation.setup import prepare, schedule
+from fedmrl.federation.simulated import SimulatedClients
 from fedmrl.messages import copy
 from fedmrl.methods import METHODS, Round
 
@@ -49,7 +51,7 @@ def test_the_five_cnns_padding_is_exactly_zero_after_thirty_steps(method):
     engine = BatchedEngine(setting)
     states = turns(setting, range(5))
     outcomes = engine.train(Round(0, 3), states)
-    steps = 8 * min(-(-len(split.train) // 4) for split in setting.splits)
+    steps = 8 * min(-(-len(split.train) // 4) for split in setting.members.values())
     assert steps >= 30
     slots = next(iter(engine._slots.values()))[0]
     padded = 0
@@ -109,7 +111,7 @@ def test_a_mix_of_stacks_and_loners_gives_what_the_reference_engine_gives(method
     recipe = tiny_recipe(method, training__batch_size=6, participation=1.0, **apart)
     ends = []
     for engine in ("batched", "reference"):
-        federation = Federation(recipe, prepare(recipe, CPU, MIXED), schedule(recipe), engine, None)
+        federation = Federation.simulated(recipe, prepare(recipe, CPU, MIXED), engine)
         federation.run(lambda _: None)
         ends.append(federation.now)
     for client, state in ends[0].states.items():
@@ -157,7 +159,7 @@ def test_a_later_round_with_more_clients_makes_room_for_them(tmp_path):
     recipe = tiny_recipe("fedmrl", participation=str(rounds))
     ends = []
     for engine in ("batched", "reference"):
-        federation = Federation(recipe, prepare(recipe, CPU), schedule(recipe), engine, None)
+        federation = Federation.simulated(recipe, prepare(recipe, CPU), engine)
         federation.run(lambda _: None)
         ends.append(federation.now)
     for name, tensor in ends[0].states[2].items():
@@ -184,8 +186,8 @@ def test_a_seed_that_diverges_leaves_the_others_alone(tmp_path):
 
     def breaking(self, round_, turns, then=()):
         together = zip(turns, real(self, round_, turns, then), strict=True)
-        lost = (math.nan, True)
-        return [replace(o, told=lambda: lost) if t.run == 1 and round_.index == 2 else o for t, o in together]
+        lost = torch.tensor([math.nan, 1.0])
+        return [replace(o, told=lost) if t.run == 1 and round_.index == 2 else o for t, o in together]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(BatchedEngine, "train", breaking)
@@ -220,15 +222,15 @@ def test_a_run_that_diverges_is_told_by_an_engine_that_runs_ahead(method, tmp_pa
 def test_a_seed_that_diverges_leaves_the_others_alone_when_running_ahead(method, running_ahead, monkeypatch):
     recipe = tiny_recipe(method, rounds=3)
     alone = fedmrl.run(recipe, engine="batched")
-    real = Federation.state
+    real = SimulatedClients.state
 
-    def state(self, client, states=None):
-        found = real(self, client, states)
-        if self.number == 1 and self.now.rounds == 1:
+    def state(self, client, state=None, run=0):
+        found = real(self, client, state, run)
+        if run == 1 and state is not None:  # it has trained once
             found = {name: torch.full_like(tensor, math.nan) if "local" in name else tensor for name, tensor in found.items()}
         return found
 
-    monkeypatch.setattr(Federation, "state", state)
+    monkeypatch.setattr(SimulatedClients, "state", state)
     one, two = run_seeds(recipe, [0, 1], engine="batched")
     assert isinstance(two, fedmrl.DivergedError)
     assert one.summary["accuracy"] == alone.summary["accuracy"]
@@ -298,7 +300,7 @@ def test_layers_and_tensors_in_two_places_and_own_buffers_give_what_the_referenc
     assert [loner.reason for loner in families(setting)[1]] == ([reason] if reason else [])
     ends = []
     for engine in ("batched", "reference"):
-        federation = Federation(recipe, prepare(recipe, CPU, models), schedule(recipe), engine, None)
+        federation = Federation.simulated(recipe, prepare(recipe, CPU, models), engine)
         federation.run(lambda _: None)
         ends.append(federation.now.states)
     for client, state in ends[0].items():

@@ -8,7 +8,7 @@ from tiny import ALL_METHODS, tiny_recipe
 
 import fedmrl
 from fedmrl.engines import BatchedEngine, ReferenceEngine, Turn
-from fedmrl.federation.loop import run_seeds
+from fedmrl.federation.launch import run_seeds
 from fedmrl.federation.setup import prepare
 from fedmrl.messages import copy
 from fedmrl.methods import Round

@@ -13,7 +13,8 @@ from torch import nn
 import fedmrl
 from fedmrl import OwnModel, UserError
 from fedmrl.engines.families import families
-from fedmrl.federation.loop import Federation, run_seeds
+from fedmrl.federation.launch import run_seeds
+from fedmrl.federation.server import Federation
 from fedmrl.federation.setup import prepare, schedule
 from fedmrl.methods import Standalone
 from fedmrl.models import Split
@@ -88,7 +89,7 @@ class MaskingKept(Masking):
 def ends(recipe, models):
     found = []
     for engine in ("reference", "batched"):
-        federation = Federation(recipe, prepare(recipe, CPU, models), schedule(recipe), engine, None)
+        federation = Federation.simulated(recipe, prepare(recipe, CPU, models), engine)
         federation.run(lambda _: None)
         found.append(federation.now.states)
     return found
@@ -201,12 +202,12 @@ def test_sums_are_exact_in_a_coarse_precision(method):
     for engine in ("reference", "batched"):
         recipe = tiny_recipe(method, training__precision="bf16", training__epochs=300, rounds=1, participation=0.25)
         setting = prepare(recipe, CPU)
-        federation = Federation(recipe, setting, schedule(recipe), engine, None)
+        federation = Federation.simulated(recipe, setting, engine)
         federation.run(lambda _: None)
         server, (client,) = federation.now.server, schedule(recipe)[0]
         # FD counts clients, FedProto the samples of the last epoch.
         expected = (
-            len(set(setting.data.y[setting.splits[client].train])) if method == "fd" else len(setting.splits[client].train)
+            len(set(setting.data.y[setting.members[client].train])) if method == "fd" else len(setting.members[client].train)
         )
         assert server["weight"].sum() == expected
         sent.append({name: tensor.dtype for name, tensor in server.items()})
@@ -247,7 +248,7 @@ def test_what_may_not_be_zero_is_not_padded(bounds, stacks):
             return Split(body, Header(self.width), self.width)
 
     setting = prepare(tiny_recipe("standalone"), CPU, [Kind(3), Kind(5)] * 2)
-    found, loners = families(replace(setting, method=Bounded()))
+    found, loners = families(replace(setting, terms=replace(setting.terms, method=Bounded())))
     assert len(found) == stacks
     assert not loners
 

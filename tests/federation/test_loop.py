@@ -11,15 +11,15 @@ from torch import nn
 import fedmrl
 from fedmrl.engines import ReferenceEngine, Turn
 from fedmrl.errors import DivergedError, UserError
-from fedmrl.federation.loop import Federation
-from fedmrl.federation.setup import prepare, schedule
+from fedmrl.federation.server import Federation
+from fedmrl.federation.setup import prepare
 from fedmrl.messages import copy
 from fedmrl.methods import METHODS, WeightSharing
 
 
 def federation(method="fedmrl", **settings):
     recipe = tiny_recipe(method, **settings)
-    return Federation(recipe, prepare(recipe, torch.device("cpu")), schedule(recipe), "reference", None)
+    return Federation.simulated(recipe, prepare(recipe, torch.device("cpu")), "reference")
 
 
 def rounds(fed, count):
@@ -41,7 +41,7 @@ def test_the_global_small_model_is_the_mean_of_all_participants_by_their_trainin
     # The authors' code would give the last participant's model; uniform weights would give the plain mean.
     fed = federation(participation=1.0, partition__kind="dirichlet", partition__alpha=1.0)
     after = rounds(fed, 1)[1]
-    samples = [len(own.train) for own in fed.setting.splits]
+    samples = [len(own.train) for own in fed.clients.setting().members.values()]
     assert len(set(samples)) > 1
     for name, tensor in after.server.items():
         expected = sum(n * after.states[k][name].numpy() for k, n in enumerate(samples)) / sum(samples)
@@ -92,7 +92,7 @@ def test_a_client_that_joins_late_starts_from_the_global_small_with_its_own_fres
     before = rounds(fed, 2)[-1]
     monkeypatch.setattr(ReferenceEngine, "_train_phase", spy)
     fed.next_round()
-    fresh = fed.setting.fresh_net(1).state_dict()
+    fresh = fed.clients.setting().fresh_net(1).state_dict()
     for name, tensor in received[1].items():
         assert torch.equal(tensor, before.server[name] if name.startswith("small.") else fresh[name]), name
     assert received[1]["projector.weight"].shape == fresh["projector.weight"].shape
@@ -175,13 +175,13 @@ def test_aggregated_is_recorded_where_the_server_is_heard_and_measures_the_serve
     assert set(measured) == ({"own", "aggregated"} if METHODS[method].hears_server else {"own"})
     for view in measured:
         for k in range(4):
-            net = fed.setting.fresh_net(k)
-            net.load_state_dict(fed.state(k, after.states))
+            net = fed.clients.setting().fresh_net(k)
+            net.load_state_dict(fed.clients.state(k, after.states.get(k)))
             if view == "aggregated":
                 fed.method.receive(net, fed.method.answer(after.server, k, None))
-            counted = fed.engine.evaluate([Turn(k, copy(net.state_dict()), None)], fed.method.modes)[0]["own"]
+            counted = fed.clients.engine.evaluate([Turn(k, copy(net.state_dict()), None)], fed.method.modes)[0]["own"]
             for mode, number in counted.items():
-                assert measured[view][mode][k] == number / len(fed.setting.splits[k].test)
+                assert measured[view][mode][k] == number / len(fed.clients.setting().members[k].test)
 
 
 def test_accuracy_is_the_mean_over_clients_of_their_exact_accuracies():
@@ -304,9 +304,9 @@ def test_what_the_user_froze_stays_frozen():
 
     recipe = tiny_recipe("fedmrl")
     setting = prepare(recipe, torch.device("cpu"), [fedmrl.OwnModel("half", half_frozen, "3")] * 4)
-    fed = Federation(recipe, setting, schedule(recipe), "reference", None)
+    fed = Federation.simulated(recipe, setting, "reference")
     client = fed.who[0][0]
-    before, after = fed.state(client), fed.next_round().states[client]
+    before, after = fed.clients.state(client), fed.next_round().states[client]
     assert torch.equal(before["local.extractor.1.weight"], after["local.extractor.1.weight"])
     assert not torch.equal(before["local.header.weight"], after["local.header.weight"])
 

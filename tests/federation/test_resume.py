@@ -16,8 +16,8 @@ import fedmrl
 from fedmrl.errors import InterruptedRun, UserError
 from fedmrl.federation.checkpoint import Checkpoint, Snapshot
 from fedmrl.federation.folder import RunFolder
-from fedmrl.federation.loop import Federation
-from fedmrl.federation.setup import prepare, schedule
+from fedmrl.federation.server import Federation
+from fedmrl.federation.setup import prepare
 from fedmrl.federation.store import DeviceStore
 
 
@@ -256,8 +256,8 @@ def test_a_run_that_goes_on_elsewhere_names_both_places_and_counts_the_time_of_b
 
 def test_a_place_where_no_round_was_made_is_not_named(tmp_path):
     recipe, out = tiny_recipe("fedmrl", rounds=1), tmp_path / "run"
-    federation = Federation(recipe, prepare(recipe, torch.device("cpu")), schedule(recipe), "reference", None)
-    federation.folder = RunFolder.create(out, recipe, federation.setting.splits)
+    federation = Federation.simulated(recipe, prepare(recipe, torch.device("cpu")), "reference")
+    federation.folder = RunFolder.create(out, recipe, [*federation.clients.setting().members.values()])
     federation.interrupted()
     federation.folder.close()
     assert fedmrl.run(recipe, out=out, engine="batched", resume=True).summary["engine"] == "batched"

@@ -47,7 +47,7 @@ def test_each_feature_is_standardised_by_itself(vectors):
 def test_the_shared_mlp_is_the_smallest_with_its_representation_cut_to_d1(vectors):
     setting = prepare(recipe_on(vectors, "fedmrl"), torch.device("cpu"))
     sent = setting.server_start()
-    assert setting.small.label == "MLP(8-6)"
+    assert setting.terms.common.small.label == "MLP(8-6)"
     assert sum(tensor.numel() for tensor in sent.values()) == (8 + 1) * 8 + (8 + 1) * 3 + (3 + 1) * 4
 
 

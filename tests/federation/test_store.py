@@ -10,7 +10,7 @@ from tiny import tiny_recipe
 import fedmrl
 from fedmrl.errors import InterruptedRun, UserError
 from fedmrl.federation import store as stores
-from fedmrl.federation.loop import run_seeds
+from fedmrl.federation.launch import run_seeds
 from fedmrl.federation.setup import prepare
 from fedmrl.federation.store import DeviceStore, DiskStore, HostStore, choose
 
@@ -113,12 +113,12 @@ def test_a_store_in_the_host_s_memory_copies_and_gives_back(tmp_path):
 
 
 def test_a_store_that_there_is_not_is_refused():
-    with pytest.raises(UserError, match="--store: there is no 'cloud'; choose auto, device, host or disk"):
+    with pytest.raises(UserError, match="store: there is no 'cloud'; choose auto, device, host or disk"):
         fedmrl.run(tiny_recipe("fedmrl"), store="cloud")
 
 
 def test_a_few_states_at_a_time_are_fetched_for_an_evaluation(monkeypatch):
     recipe = tiny_recipe("fedmrl")
     whole = fedmrl.run(recipe)
-    monkeypatch.setattr("fedmrl.federation.loop._LOADED", 1)
+    monkeypatch.setattr("fedmrl.federation.simulated._LOADED", 1)
     assert fedmrl.run(recipe, store="disk").summary["accuracy"] == whole.summary["accuracy"]

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from fedmrl.data import ClientSplit, Dataset
-from fedmrl.engines import ReferenceEngine, Setting, Turn
+from fedmrl.engines import Member, ReferenceEngine, Setting, Terms, Turn
 from fedmrl.messages import Upload
-from fedmrl.methods import Method, Round
+from fedmrl.methods import Common, Header, Method, Round
 from fedmrl.models import Split
 from fedmrl.training import Training
 
@@ -93,7 +93,11 @@ class World:
         splits = [ClientSplit(np.arange(5), np.array([12])), ClientSplit(np.arange(5, 12), np.array([13]))]
         training = Training(lr=LR, batch_size=64, precision="fp64", **self.training)
         specs = [TinySpec(dim) for dim in self.dims]
-        self.setting = Setting(self.method, data, splits, specs, TinySpec(2), training, 0, torch.device("cpu"))
+        members = {k: Member(own.train, own.test, specs[k]) for k, own in enumerate(splits)}
+        header = Header(self.dims[0], bias=True)
+        common = Common((INPUTS,), 3, TinySpec(2), header)
+        terms = Terms(self.method, training, common, seed=0, rounds=1)
+        self.setting = Setting(terms, data, members, torch.device("cpu"))
         self.engine = ReferenceEngine(self.setting)
         self.server = self.setting.server_start()
         self.states = [self.fresh(k) for k in range(2)]
@@ -110,7 +114,7 @@ class World:
         return self.engine.train(round_ or Round(0, 1), [turn])[0]
 
     def upload(self, client, content):
-        return Upload(client, len(self.setting.splits[client].train), content)
+        return Upload(client, len(self.setting.members[client].train), content)
 
 
 def assert_step(outcome, before, gradients, lr=LR):

@@ -28,14 +28,14 @@ def test_standalone_is_the_formula_of_its_network(client):
     flops, setting = counter("standalone")
     spec = CNNS[f"cnn-{client + 1}"]
     one = training(forward(spec.conv1, spec.conv2, spec.fc1, spec.fc2))
-    assert flops.of_round(client, 0) == one * 2 * len(setting.splits[client].train)
+    assert flops.of_round(client, 0) == one * 2 * len(setting.members[client].train)
 
 
 def test_fedmrl_adds_the_small_model_and_the_projector():
     flops, setting = counter("fedmrl", **{"method.d1": 100})
     local, small = forward(16, 32, 2000, 500), forward(16, 32, 500, 100)
     projector = 2 * 3 * 600 * 500
-    assert flops.of_round(0, 0) == (training(local) + training(small) + projector) * 2 * len(setting.splits[0].train)
+    assert flops.of_round(0, 0) == (training(local) + training(small) + projector) * 2 * len(setting.members[0].train)
 
 
 def test_fedapens_balance_costs_forward_passes_over_its_own_set():

@@ -9,7 +9,7 @@ from browsing import DESKTOP, browser, opening, playwright, reached_by_tab, size
 from tiny import tiny_recipe
 
 import fedmrl
-from fedmrl.federation.loop import run_seeds
+from fedmrl.federation.launch import run_seeds
 from fedmrl.report.page import percent, write_page
 
 INSIDE = "all => all.every(one => one.getBoundingClientRect().right <= one.closest('svg').getBoundingClientRect().right)"

@@ -11,7 +11,7 @@ from tiny import tiny_recipe
 
 import fedmrl
 from fedmrl.errors import UserError
-from fedmrl.federation.loop import run_seeds
+from fedmrl.federation.launch import run_seeds
 from fedmrl.report.page import NO_BREAK, embedded, page, page_data, write_page
 from fedmrl.report.runs import find_runs, make_series
 from fedmrl.report.tables import comparison_rows

@@ -1,35 +1,71 @@
 """Engines: how a round's clients are trained and evaluated. None of them knows a method by name."""
 
-from fedmrl.engines.base import Engine, Outcome, Right, Setting, Turn
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fedmrl.engines.base import CorrectCounts, Engine, Member, Setting, Terms, Trained, Turn
 from fedmrl.engines.batched import BatchedEngine
 from fedmrl.engines.reference import ReferenceEngine
+from fedmrl.engines.runner import Way
 from fedmrl.errors import UserError
 
 ENGINES: dict[str, type[Engine]] = {"reference": ReferenceEngine, "batched": BatchedEngine}
+EngineChoice = str | Callable[..., Engine]
+"""An engine's name, or what makes one for the settings of some runs: `Reference()`, `Batched()`, a subclass of `Engine`."""
 
 
-def engine_for(name: str, *settings: Setting) -> Engine:
-    """The engine of that name; `auto` is the faster one: on a GPU clients as one program, on a CPU one after another."""
-    check_engine(name)
-    if name == "auto":
-        name = "batched" if settings[0].device.type == "cuda" else "reference"
-    return ENGINES[name](*settings)
+@dataclass(frozen=True)
+class Reference:
+    """The reference engine: one client after another, the oracle for all others."""
+
+    def __call__(self, *settings: Setting) -> Engine:
+        """The engine for these runs."""
+        return ReferenceEngine(*settings)
 
 
-def check_engine(name: str) -> None:
-    """Refuse an engine that there is not."""
-    if name not in ("auto", *ENGINES):
-        raise UserError(f"--engine: there is no {name!r}; choose auto, {', '.join(ENGINES)}")
+@dataclass(frozen=True)
+class Batched:
+    """The batched engine: a round's clients as one program."""
+
+    way: Way | None = None
+    """How its steps are run: eager, captured or compiled; None: what is worth it on this device."""
+
+    def __call__(self, *settings: Setting) -> Engine:
+        """The engine for these runs."""
+        return BatchedEngine(*settings, way=self.way)
+
+
+def engine_for(choice: EngineChoice, *settings: Setting) -> Engine:
+    """The engine that was chosen; `auto` is the faster one: on a GPU clients as one program, on a CPU one after another."""
+    check_engine(choice)
+    if choice == "auto":
+        choice = "batched" if settings[0].device.type == "cuda" else "reference"
+    engine = (ENGINES[choice] if isinstance(choice, str) else choice)(*settings)
+    if not isinstance(engine, Engine):
+        raise UserError(f"engine is {choice!r}, which makes a {type(engine).__name__}; it must make a fedmrl.engines.Engine")
+    return engine
+
+
+def check_engine(choice: EngineChoice) -> None:
+    """Raises `UserError` for an unknown engine."""
+    if not callable(choice) and choice not in ("auto", *ENGINES):
+        known = ", ".join(("auto", *ENGINES))
+        raise UserError(f"engine: there is no {choice!r}; choose {known}, or give what makes one, as fedmrl.engines.Batched()")
 
 
 __all__ = [
     "ENGINES",
+    "Batched",
     "BatchedEngine",
+    "CorrectCounts",
     "Engine",
-    "Outcome",
+    "EngineChoice",
+    "Member",
+    "Reference",
     "ReferenceEngine",
-    "Right",
     "Setting",
+    "Terms",
+    "Trained",
     "Turn",
     "check_engine",
     "engine_for",

@@ -5,19 +5,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor
 
 from fedmrl.cpu import emulates_bf16
 from fedmrl.data import ClientSplit, Dataset
 from fedmrl.errors import UserError, cause
 from fedmrl.messages import Tensors
-from fedmrl.methods import ClientNet, Common, Header, Method, Round, Task
-from fedmrl.models import ModelSpec, OwnModel, SharedSpec
+from fedmrl.methods import ClientNet, Common, Method, Round, Task
+from fedmrl.models import ModelSpec, OwnModel
 from fedmrl.randomness import generator, host_seeded
 from fedmrl.training import Training
 
@@ -56,39 +55,75 @@ def failures_told(models: Sequence[ModelSpec], where: str, does: str) -> Iterato
 
 
 @dataclass(frozen=True)
-class Setting:
-    """All that stays the same throughout a run."""
+class Terms:
+    """What the server and all clients have agreed on before the first round."""
 
     method: Method
-    data: Dataset
-    splits: Sequence[ClientSplit]
-    models: Sequence[ModelSpec]
-    """The local model of each client."""
-    small: SharedSpec
     training: Training
+    common: Common
     seed: int
-    device: torch.device
+    rounds: int
 
     @property
     def dtype(self) -> torch.dtype:
         """The floating-point type of all that is computed."""
         return DTYPES[self.training.precision]
 
-    @cached_property
-    def common(self) -> Common:
-        """What the server and all clients know. Of the models, it is the form of one's header alone."""
-        shape, classes = self.data.shape, len(self.data.classes)
-        with host_seeded(self.seed, "form"):
-            header = self.models[0].build(shape, classes).get_submodule("header")
-        form = Header(header.in_features, header.bias is not None) if isinstance(header, nn.Linear) else None
-        return Common(shape, classes, self.small, form)
-
-    def server_start(self) -> Tensors:
+    def server_start(self, device: torch.device) -> Tensors:
         """The server's state before the first round. What it draws is keyed by the seed alone, so it depends on no client."""
         with host_seeded(self.seed, "shared weights"):
             state = self.method.start(self.common)
         dtypes = {name: self.dtype if tensor.is_floating_point() else tensor.dtype for name, tensor in state.items()}
-        return {name: tensor.to(self.device, dtypes[name]) for name, tensor in state.items()}
+        return {name: tensor.to(device, dtypes[name]) for name, tensor in state.items()}
+
+
+@dataclass(frozen=True)
+class Member(ClientSplit):
+    """What one client has: its samples, and its model."""
+
+    model: ModelSpec
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The clients of a run that are on this machine, by number, with their data."""
+
+    terms: Terms
+    data: Dataset
+    members: Mapping[int, Member]
+    device: torch.device
+
+    @property
+    def method(self) -> Method:
+        """The method."""
+        return self.terms.method
+
+    @property
+    def training(self) -> Training:
+        """How each client trains."""
+        return self.terms.training
+
+    @property
+    def seed(self) -> int:
+        """What everything random follows from."""
+        return self.terms.seed
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The floating-point type of all that is computed."""
+        return self.terms.dtype
+
+    @property
+    def models(self) -> dict[ModelSpec, int]:
+        """The kinds of model that there are, each with the first client that has it."""
+        found: dict[ModelSpec, int] = {}
+        for client, member in self.members.items():
+            found.setdefault(member.model, client)
+        return found
+
+    def server_start(self) -> Tensors:
+        """The server's state before the first round, on this machine's device."""
+        return self.terms.server_start(self.device)
 
     def fresh_net(self, client: int) -> ClientNet:
         """A client's net with its first weights, drawn for it alone.
@@ -96,16 +131,15 @@ class Setting:
         They are drawn on the host, whatever the device is, so that they are the same everywhere.
         So a client that joins late starts as it would have started in the first round.
         """
-        labels = self.data.y[self.splits[client].train]
-        held_C = torch.from_numpy(np.bincount(labels, minlength=len(self.data.classes)) > 0)
-        task = Task(**vars(self.common), held_C=held_C)
+        common, member = self.terms.common, self.members[client]
+        held_C = torch.from_numpy(np.bincount(self.data.y[member.train], minlength=common.classes) > 0)
         with host_seeded(self.seed, "weights", client):
-            net = self.method.build(self.models[client].build(task.shape, task.classes), task)
+            net = self.method.build(member.model.build(common.shape, common.classes), Task(**vars(common), held_C=held_C))
         return net.to(device=self.device, dtype=self.dtype)
 
     def subsets(self, client: int) -> dict[str, np.ndarray]:
         """The client's training data as the method cuts it, as positions in the dataset."""
-        own = self.splits[client].train
+        own = self.members[client].train
         cut = self.method.subsets(len(own), generator(self.seed, "subsets", client))
         return {name: own[positions] for name, positions in cut.items()}
 
@@ -124,31 +158,48 @@ class Turn:
     run: int = 0
 
 
+Broken = Literal["loss", "weights"]
+
+
 @dataclass(frozen=True)
-class Outcome:
+class Trained:
     """What a client's training gives: its new state, and what it sends."""
 
     client: int
     state: Tensors
     upload: Tensors
-    told: Callable[[], tuple[float, bool]]
-    """Its mean loss over the samples it saw, and whether its weights are finite: to ask is to wait for the device."""
+    told: Tensor
+    """Its mean loss over the samples it saw, and 1 if its weights are finite, else 0. Reading them waits for the device."""
 
     @property
     def loss(self) -> float:
         """The mean loss over the samples it saw."""
-        return self.told()[0]
+        return float(self.told[0])
 
     @property
-    def broken(self) -> Literal["loss", "weights"] | None:
-        """What became NaN or infinite, if anything did: then nothing of this outcome counts."""
-        loss, finite = self.told()
-        if not math.isfinite(loss):
-            return "loss"
-        return None if finite else "weights"
+    def broken(self) -> Broken | None:
+        """What became NaN or infinite, if anything did: then nothing of this training counts."""
+        return broken(*self.told.tolist())
 
 
-Right = Mapping[str, Mapping[str, int]]
+def broken(loss: float, finite: float) -> Broken | None:
+    """What became NaN or infinite in a training, by what `Trained.told` says.
+
+    >>> broken(0.5, 1.0), broken(math.nan, 1.0), broken(0.5, 0.0)
+    (None, 'loss', 'weights')
+    """
+    if not math.isfinite(loss):
+        return "loss"
+    return None if finite else "weights"
+
+
+def numbers(told: Sequence[Tensor]) -> list[list[float]]:
+    """What several clients' `Trained.told` say, with one wait for the device."""
+    found: list[list[float]] = torch.stack([one.to(told[0].device) for one in told]).tolist() if told else []
+    return found
+
+
+CorrectCounts = Mapping[str, Mapping[str, int]]
 """How many test samples a client gets right, by view (`own`, `aggregated`) and mode."""
 
 
@@ -157,7 +208,7 @@ class Engine(ABC):
 
     name: ClassVar[str]
     runs_ahead: bool = False
-    """Whether it returns before the work is done, and waits for it when an outcome is asked for its numbers."""
+    """Whether it returns before the work is done, and waits for it when `Trained.told` is read."""
 
     def __init__(self, *settings: Setting) -> None:
         """Of one run, or of several that are made as one: they differ in the seed, and in what follows from it."""
@@ -175,7 +226,7 @@ class Engine(ABC):
     def foresee(self, rounds: Sequence[Sequence[Sequence[int]]]) -> None:  # noqa: B027, what prepares nothing needs nothing
         """Who will take part, for each run a list of clients for each round."""
 
-    def train(self, round_: Round, turns: Sequence[Turn], then: Sequence[Turn] = ()) -> list[Outcome]:
+    def train(self, round_: Round, turns: Sequence[Turn], then: Sequence[Turn] = ()) -> list[Trained]:
         """Each client takes in what it received, trains as its method says, and makes its upload.
 
         `then` are the next round's turns, as far as they are known: what can be prepared for them while a device works, is.
@@ -183,10 +234,10 @@ class Engine(ABC):
         return self.encoded(self.trained(round_, turns, then), round_)
 
     @abstractmethod
-    def trained(self, round_: Round, turns: Sequence[Turn], then: Sequence[Turn] = ()) -> list[Outcome]:
+    def trained(self, round_: Round, turns: Sequence[Turn], then: Sequence[Turn] = ()) -> list[Trained]:
         """The same, with uploads that are not encoded yet."""
 
-    def evaluate(self, turns: Sequence[Turn], modes: Sequence[str]) -> list[Right]:
+    def evaluate(self, turns: Sequence[Turn], modes: Sequence[str]) -> list[CorrectCounts]:
         """How many of its test samples each client gets right: as it is, and after taking in what it received, if it did."""
         if absent := set(modes) - set(self.setting.method.modes):
             method = self.setting.method
@@ -194,14 +245,16 @@ class Engine(ABC):
         return self._evaluate(turns, modes)
 
     @abstractmethod
-    def _evaluate(self, turns: Sequence[Turn], modes: Sequence[str]) -> list[Right]:
+    def _evaluate(self, turns: Sequence[Turn], modes: Sequence[str]) -> list[CorrectCounts]:
         """The same, for modes that the method has."""
 
-    def encoded(self, outcomes: Sequence[Outcome], round_: Round) -> list[Outcome]:
+    def encoded(self, outcomes: Sequence[Trained], round_: Round) -> list[Trained]:
         """The outcomes with their uploads as they travel, laid out row by row however the engine holds its tensors."""
         method = self.setting.method
         if type(method).encode is not Method.encode:  # it looks at numbers, and NaN is none
-            sound = [outcome for outcome in outcomes if not outcome.broken]
-            contents = iter(method.encode([outcome.upload for outcome in sound], round_))
-            outcomes = [replace(outcome, upload={} if outcome.broken else next(contents)) for outcome in outcomes]
+            sound = [broken(*told) is None for told in numbers([outcome.told for outcome in outcomes])]
+            uploads = [outcome.upload for outcome, is_sound in zip(outcomes, sound, strict=True) if is_sound]
+            contents = iter(method.encode(uploads, round_))
+            pairs = zip(outcomes, sound, strict=True)
+            outcomes = [replace(outcome, upload=next(contents) if is_sound else {}) for outcome, is_sound in pairs]
         return [replace(o, upload={name: tensor.contiguous() for name, tensor in o.upload.items()}) for o in outcomes]

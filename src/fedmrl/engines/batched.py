@@ -2,16 +2,15 @@
 
 import gc
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from fedmrl.data.plan import Plan, Samples, plan
-from fedmrl.engines.base import Engine, Outcome, Right, Setting, Turn, failures_told
+from fedmrl.engines.base import CorrectCounts, Engine, Setting, Trained, Turn, failures_told
 from fedmrl.engines.families import families
 from fedmrl.engines.program import Judge, Schedule, Trainer
 from fedmrl.engines.reference import EVALUATION_BATCH, ReferenceEngine
@@ -65,18 +64,18 @@ class BatchedEngine(Engine):
         """See `Engine.foresee`: stacks are made large enough for all rounds, so that a run that is resumed has the same."""
         for clients_of_runs in zip(*rounds, strict=True):
             members = Counter(
-                id(self._family_of[setting.models[client]])
+                id(self._family_of[setting.members[client].model])
                 for setting, clients in zip(self.settings, clients_of_runs, strict=True)
                 for client in clients
-                if setting.models[client] in self._family_of
+                if setting.members[client].model in self._family_of
             )
             self._largest |= members
 
-    def trained(self, round_: Round, turns: Sequence[Turn], then: Sequence[Turn] = ()) -> list[Outcome]:
+    def trained(self, round_: Round, turns: Sequence[Turn], then: Sequence[Turn] = ()) -> list[Trained]:
         """See `Engine.trained`."""
         if self._way is None:
             self._way = self._worth(round_, turns)
-        outcomes: dict[tuple[int, int], Outcome] = {}
+        outcomes: dict[tuple[int, int], Trained] = {}
         for slots, together in self._stacks(turns, grow=True):
             with failures_told([self._spec(turn) for turn in together], f"round {round_.index + 1}", "trains"):
                 found = self._train_stack(slots, round_, together)
@@ -88,7 +87,7 @@ class BatchedEngine(Engine):
                 outcomes[turn.run, turn.client] = outcome
         return [outcomes[turn.run, turn.client] for turn in turns]
 
-    def _evaluate(self, turns: Sequence[Turn], modes: Sequence[str]) -> list[Right]:
+    def _evaluate(self, turns: Sequence[Turn], modes: Sequence[str]) -> list[CorrectCounts]:
         """See `Engine.evaluate`."""
         counts: dict[tuple[int, int], dict[str, dict[str, Tensor]]] = defaultdict(dict)
         for slots, together in self._stacks(turns):
@@ -105,7 +104,7 @@ class BatchedEngine(Engine):
                 for slot, turn in enumerate(together):
                     if view == "own" or turn.received is not None:
                         counts[turn.run, turn.client][view] = {mode: right_K[slot] for mode, right_K in right.items()}
-        results: dict[tuple[int, int], Right] = _fetched(counts)
+        results: dict[tuple[int, int], CorrectCounts] = _fetched(counts)
         if self._alone and (alone := self._loners_of(turns)):
             for turn, of_one in zip(alone, self._alone.evaluate(alone, modes), strict=True):
                 results[turn.run, turn.client] = of_one
@@ -114,7 +113,7 @@ class BatchedEngine(Engine):
     # ---- who sits where ----
 
     def _spec(self, turn: Turn) -> ModelSpec:
-        return self.settings[turn.run].models[turn.client]
+        return self.settings[turn.run].members[turn.client].model
 
     def _loners_of(self, turns: Sequence[Turn]) -> list[Turn]:
         return [turn for turn in turns if self._spec(turn) not in self._family_of]
@@ -148,7 +147,7 @@ class BatchedEngine(Engine):
     def _fitting(self, family: Family, wanted: int) -> int:
         """How many clients are trained at once: all, or equal parts of them that fit into memory."""
         gc.collect()  # programs that were dropped know each other in circles, and hold their memory until they are found
-        longest = max(len(split.train) for setting in self.settings for split in setting.splits)
+        longest = max(len(member.train) for setting in self.settings for member in setting.members.values())
         each = family.bytes_of_client + min(self.setting.training.batch_size, longest) * family.bytes_of_sample
         at_once = max(1, int(_FILLED * free_bytes(self.setting.device) // each))
         chosen = -(-wanted // -(-wanted // at_once))
@@ -194,7 +193,7 @@ class BatchedEngine(Engine):
 
     # ---- training ----
 
-    def _train_stack(self, slots: Slots, round_: Round, turns: Sequence[Turn]) -> list[Outcome]:
+    def _train_stack(self, slots: Slots, round_: Round, turns: Sequence[Turn]) -> list[Trained]:
         method, training = self.setting.method, self.setting.training
         self._seat(slots, turns)
         self._receive(slots, turns)
@@ -212,15 +211,14 @@ class BatchedEngine(Engine):
                 sums[slot] = {n: v[slot][corner(shapes.get(n, v.shape[1:]))].clone() for n, v in added.items()}
             left = {slot: phases for slot, phases in left.items() if phases}
         # All of this is asked for while the device still trains. Nobody waits for it until somebody asks for numbers.
-        numbers = torch.stack([torch.stack([losses[slot] for slot in range(len(turns))]), _finite(slots)[: len(turns)]])
-        fetched = cache(numbers.tolist)
+        told_K2 = torch.stack([torch.stack([losses[slot] for slot in range(len(turns))]), _finite(slots)[: len(turns)]], dim=1)
         slots.states = self._trained_states(slots, turns)
         return [
-            Outcome(
+            Trained(
                 turn.client,
                 slots.states[slot],
                 method.upload(self._seated(slots, slot, turn), sums[slot], round_),
-                partial(_told, fetched, slot),
+                told_K2[slot],
             )
             for slot, turn in enumerate(turns)
         ]
@@ -253,9 +251,7 @@ class BatchedEngine(Engine):
         for known_slots, kind, trainer in self._trainers:
             if known_slots is slots and kind == _kind(phase):
                 return trainer
-        longest = max(
-            len(setting.subsets(client)[phase.subset]) for setting in self.settings for client in range(len(setting.splits))
-        )
+        longest = max(len(setting.subsets(client)[phase.subset]) for setting in self.settings for client in setting.members)
         B = min(self.setting.training.batch_size, longest)
         schedule = Schedule(phase.epochs * -(-longest // B), slots.count, B, self.samples, phase.augment)
         try:
@@ -274,7 +270,7 @@ class BatchedEngine(Engine):
         """How to run: to compile takes half a minute, and is worth it for long runs only."""
         if self.setting.device.type != "cuda":
             return "eager"
-        samples = sum(len(self.settings[turn.run].splits[turn.client].train) for turn in turns)
+        samples = sum(len(self.settings[turn.run].members[turn.client].train) for turn in turns)
         work = samples * self.setting.training.epochs * (round_.total - round_.index)
         return "compiled" if work >= _WORTH_COMPILING else "captured"
 
@@ -286,13 +282,13 @@ class BatchedEngine(Engine):
     # ---- evaluation ----
 
     def _tests(self, turns: Sequence[Turn]) -> dict[int, Plan]:
-        return {slot: Plan(self.settings[t.run].splits[t.client].test[None], None) for slot, t in enumerate(turns)}
+        return {slot: Plan(self.settings[t.run].members[t.client].test[None], None) for slot, t in enumerate(turns)}
 
     def _judge(self, slots: Slots, modes: Sequence[str]) -> Judge:
         for known_slots, known_modes, judge in self._judges:
             if known_slots is slots and known_modes == tuple(modes):
                 return judge
-        longest = max(len(split.test) for setting in self.settings for split in setting.splits)
+        longest = max(len(member.test) for setting in self.settings for member in setting.members.values())
         B = min(EVALUATION_BATCH, longest)
         schedule = Schedule(-(-longest // B), slots.count, B, self.samples, Augmentation())
         runner = self._runner()
@@ -301,11 +297,6 @@ class BatchedEngine(Engine):
         judge = Judge(slots, self.setting.method, modes, schedule, runner)
         self._judges.append((slots, tuple(modes), judge))
         return judge
-
-
-def _told(fetched: Callable[[], list[list[float]]], slot: int) -> tuple[float, bool]:
-    losses, finite = fetched()
-    return losses[slot], finite[slot] > 0
 
 
 def _kind(phase: Phase) -> Any:
@@ -331,7 +322,7 @@ def _finite(slots: Slots) -> Tensor:
     return torch.isfinite(sums_K).double()
 
 
-def _fetched(counts: Mapping[tuple[int, int], Mapping[str, Mapping[str, Tensor]]]) -> dict[tuple[int, int], Right]:
+def _fetched(counts: Mapping[tuple[int, int], Mapping[str, Mapping[str, Tensor]]]) -> dict[tuple[int, int], CorrectCounts]:
     """The counts as plain numbers, with one wait for the device."""
     flat = [count for views in counts.values() for modes in views.values() for count in modes.values()]
     values = iter(torch.stack(flat).tolist() if flat else [])

@@ -99,10 +99,11 @@ class _Trial:
 
     def __init__(self, setting: Setting) -> None:
         training = setting.training.model_copy(update={"precision": "fp64"})
-        self.setting = replace(setting, device=torch.device("cpu"), training=training)
+        terms = replace(setting.terms, training=training)
+        self.setting = replace(setting, device=torch.device("cpu"), terms=terms)
         self.target = setting
-        self.client_of = {spec: client for client, spec in reversed(list(enumerate(setting.models)))}
-        self.nets = {spec: self._net(spec) for spec in dict.fromkeys(setting.models)}
+        self.client_of = setting.models
+        self.nets = {spec: self._net(spec) for spec in self.client_of}
         rng = np.random.default_rng(0)
         # Small noise, large noise (a function that bends far from zero shows it), padding, and two real samples.
         scale = np.array([1.0, 30.0, 1.0]).reshape(3, *[1] * len(setting.data.shape))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmrl.data.plan import Samples, plan
-from fedmrl.engines.base import Engine, Outcome, Right, Setting, Turn, failures_told, numerics
+from fedmrl.engines.base import CorrectCounts, Engine, Setting, Trained, Turn, failures_told, numerics
 from fedmrl.messages import copy
 from fedmrl.methods import Batch, ClientNet, Round
 from fedmrl.models import ModelSpec, OwnModel, Split
@@ -39,11 +39,11 @@ class ReferenceEngine(Engine):
         self._pool: ThreadPoolExecutor | None = None
         self._threads = torch.get_num_threads() if setting.device.type == "cpu" and not self._draws() else 1
 
-    def trained(self, round_: Round, turns: Sequence[Turn], then: Sequence[Turn] = ()) -> list[Outcome]:
+    def trained(self, round_: Round, turns: Sequence[Turn], then: Sequence[Turn] = ()) -> list[Trained]:
         """See `Engine.trained`."""
         return self._each(turns, lambda turn: self._train_one(round_, turn), f"in round {round_.index + 1}", "trains")
 
-    def _evaluate(self, turns: Sequence[Turn], modes: Sequence[str]) -> list[Right]:
+    def _evaluate(self, turns: Sequence[Turn], modes: Sequence[str]) -> list[CorrectCounts]:
         """See `Engine.evaluate`."""
         return self._each(turns, lambda turn: self._evaluate_one(turn, modes), "with its test samples", "predicts")
 
@@ -51,7 +51,7 @@ class ReferenceEngine(Engine):
         """The work for each turn, in order or side by side: no turn knows of another."""
 
         def in_precision(turn: Turn) -> Result:
-            models = [self.settings[turn.run].models[turn.client]]
+            models = [self.settings[turn.run].members[turn.client].model]
             with (
                 failures_told(models, f"client {turn.client}, {when}", does),
                 numerics(self.setting.training.precision, self.setting.device),
@@ -75,13 +75,12 @@ class ReferenceEngine(Engine):
 
     def _draws(self) -> bool:
         """Whether some model draws random numbers as it trains. All threads would draw from one generator."""
-        clients = {spec: client for client, spec in enumerate(self.setting.models)}
-        return any(_draws(self.setting, client) for client in clients.values())
+        return any(_draws(self.setting, client) for client in self.setting.models.values())
 
     def _net(self, turn: Turn) -> ClientNet:
         """The client's net, as it was."""
         setting = self.settings[turn.run]
-        spec = setting.models[turn.client]
+        spec = setting.members[turn.client].model
         nets: dict[ModelSpec, ClientNet] = self._own.__dict__.setdefault("nets", {})
         if spec not in nets:
             nets[spec] = setting.fresh_net(turn.client).to(memory_format=self._layout(turn))  # type: ignore[call-overload]
@@ -94,13 +93,13 @@ class ReferenceEngine(Engine):
         A user's model may have been written for images that are laid out as usual. Other clients' models do not matter.
         """
         setting = self.settings[turn.run]
-        usual = setting.device.type != "cpu" or isinstance(setting.models[turn.client], OwnModel)
+        usual = setting.device.type != "cpu" or isinstance(setting.members[turn.client].model, OwnModel)
         return torch.contiguous_format if usual else torch.channels_last
 
     def _laid_out(self, x: Tensor, turn: Turn) -> Tensor:
         return x.contiguous(memory_format=self._layout(turn)) if x.ndim == 4 else x
 
-    def _train_one(self, round_: Round, turn: Turn) -> Outcome:
+    def _train_one(self, round_: Round, turn: Turn) -> Trained:
         setting = self.settings[turn.run]
         method, training = setting.method, setting.training
         net, loss, sums = self._net(turn), math.nan, Sums()
@@ -113,7 +112,7 @@ class ReferenceEngine(Engine):
         state = copy(net.state_dict())
         finite = all(torch.isfinite(parameter).all() for parameter in net.parameters())
         upload = method.upload(net, sums, round_) if finite and math.isfinite(loss) else {}
-        return Outcome(turn.client, state, upload, lambda: (loss, finite))
+        return Trained(turn.client, state, upload, torch.tensor([loss, float(finite)], dtype=torch.float64))
 
     def _train_phase(self, net: ClientNet, phase: Phase, round_: Round, turn: Turn) -> tuple[float, Sums]:
         """The mean loss over the samples seen, and what the loss added up beside it."""
@@ -136,7 +135,7 @@ class ReferenceEngine(Engine):
         return float(total) / seen, sums
 
     @torch.no_grad()
-    def _evaluate_one(self, turn: Turn, modes: Sequence[str]) -> Right:
+    def _evaluate_one(self, turn: Turn, modes: Sequence[str]) -> CorrectCounts:
         net = self._net(turn).eval()
         with _Memory(net) as memory:
             right = {"own": self._right(net, turn, modes, memory)}
@@ -147,7 +146,7 @@ class ReferenceEngine(Engine):
         return right
 
     def _right(self, net: ClientNet, turn: Turn, modes: Sequence[str], memory: "_Memory") -> dict[str, int]:
-        test = self.settings[turn.run].splits[turn.client].test
+        test = self.settings[turn.run].members[turn.client].test
         right = dict.fromkeys(modes, 0)
         for start in range(0, len(test), EVALUATION_BATCH):
             x, y_B = self.samples.take(test[start : start + EVALUATION_BATCH])

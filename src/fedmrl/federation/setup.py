@@ -6,17 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedmrl.config import Recipe
 from fedmrl.data import Dataset, sources
 from fedmrl.data.partition import partition
-from fedmrl.engines import Setting
+from fedmrl.engines import Member, Setting, Terms
 from fedmrl.errors import UserError, cause
 from fedmrl.files import read_json, user_path
-from fedmrl.methods import Batch, ClientNet
+from fedmrl.methods import Batch, ClientNet, Common, Header
 from fedmrl.models import ModelSpec, OwnModel
-from fedmrl.randomness import generator, torch_seeded
+from fedmrl.randomness import generator, host_seeded, torch_seeded
 
 Schedule = list[list[int]]
 
@@ -37,21 +38,31 @@ def prepare(
     specs = models if models is not None else recipe.models.of_clients(recipe.clients)
     if len(specs) != recipe.clients:
         raise UserError(f"{len(specs)} models were given for {recipe.clients} clients; give one for each")
-    setting = Setting(recipe.method, data, splits, specs, recipe.models.shared, recipe.training, recipe.seed, device)
+    members = {k: Member(own.train, own.test, spec) for k, (own, spec) in enumerate(zip(splits, specs, strict=True))}
+    common = Common(data.shape, len(data.classes), recipe.models.shared, _header(specs[0], data, recipe.seed))
+    terms = Terms(recipe.method, recipe.training, common, recipe.seed, recipe.rounds)
+    setting = Setting(terms, data, members, device)
     _check_models(setting)
     return setting
+
+
+def _header(model: ModelSpec, data: Dataset, seed: int) -> Header | None:
+    """The form of a local model's header, if it is a linear layer."""
+    with host_seeded(seed, "form"):
+        header = model.build(data.shape, len(data.classes)).get_submodule("header")
+    return Header(header.in_features, header.bias is not None) if isinstance(header, nn.Linear) else None
 
 
 def _check_models(setting: Setting) -> None:
     """Build one net of each kind: what cannot be built or served is refused now, before anything is written."""
     nets: dict[ModelSpec, ClientNet] = {}
-    for client, spec in enumerate(setting.models):
-        if spec not in nets:
-            nets[spec] = setting.fresh_net(client)
-            _check_kind(setting, client, nets[spec])
-    clients = [nets[spec] for spec in setting.models]
+    for spec, client in setting.models.items():
+        nets[spec] = setting.fresh_net(client)
+        _check_kind(setting, client, nets[spec])
+    specs = [member.model for member in setting.members.values()]
+    clients = [nets[spec] for spec in specs]
     labels = {spec: spec.label for spec in nets}
-    setting.method.check([net.local for net in clients], [labels[spec] for spec in setting.models])
+    setting.method.check([net.local for net in clients], [labels[spec] for spec in specs])
     tried: set[ModelSpec] = set()
     for client, net in enumerate(clients):
         try:
@@ -62,10 +73,10 @@ def _check_models(setting: Setting) -> None:
         alone = any((len(cuts[subset]) - 1) % setting.training.batch_size == 0 for subset in trains)
         if alone and any(isinstance(module, _BatchNorm) for module in net.modules()):
             raise UserError(
-                f"client {client}'s model ({setting.models[client].label}) normalises over the batch, and with "
+                f"client {client}'s model ({specs[client].label}) normalises over the batch, and with "
                 f"training.batch_size = {setting.training.batch_size} its last batch has a single sample; choose another"
             )
-        spec = setting.models[client]
+        spec = specs[client]
         if alone and spec not in tried and isinstance(spec, OwnModel):
             tried.add(spec)
             size = f"with training.batch_size = {setting.training.batch_size} its last batch has one sample; choose another"
@@ -74,20 +85,22 @@ def _check_models(setting: Setting) -> None:
 
 def _check_kind(setting: Setting, client: int, net: ClientNet) -> None:
     """Refuse a kind of model that cannot be trained, or of which a part that is drawn would be lost."""
-    label, kept = setting.models[client].label, net.state_dict()
+    spec = setting.members[client].model
+    label, kept = spec.label, net.state_dict()
     unkept = {name: buffer for name, buffer in net.named_buffers() if name not in kept}
     if unkept:
-        other = dict(replace(setting, seed=setting.seed + 1).fresh_net(client).named_buffers())
+        terms = replace(setting.terms, seed=setting.seed + 1)
+        other = dict(replace(setting, terms=terms).fresh_net(client).named_buffers())
         for name, buffer in unkept.items():
             if not torch.equal(buffer, other[name]):
                 raise UserError(f"{label}: {name} is drawn at random and not kept in its state; register it as persistent")
-    if isinstance(setting.models[client], OwnModel):
+    if isinstance(spec, OwnModel):
         _try_out(setting, client, 2)
 
 
 def _try_out(setting: Setting, client: int, samples: int, when: str = "") -> None:
     """Refuse a user's model that cannot be trained on so many samples at once."""
-    label = setting.models[client].label
+    label = setting.members[client].model.label
     x = torch.zeros(samples, *setting.data.shape, device=setting.device, dtype=setting.dtype)
     y_B = torch.zeros(samples, dtype=torch.long, device=setting.device)
     for phase in setting.method.phases(setting.training, earlier=1):
@@ -103,15 +116,16 @@ def _try_out(setting: Setting, client: int, samples: int, when: str = "") -> Non
             raise UserError(f"{label} has nothing that can be trained: all of it is frozen; leave a layer that learns")
 
 
-def schedule(recipe: Recipe) -> Schedule:
-    """Who takes part in each round: drawn, or as the recipe's file says."""
+def schedule(recipe: Recipe, clients: int | None = None) -> Schedule:
+    """Who takes part in each round: drawn among so many clients (else the recipe's), or as the recipe's file says."""
+    clients = recipe.clients if clients is None else clients
     if isinstance(recipe.participation, str):
         return _given(recipe, user_path(recipe.participation, "participation"))
-    count = max(1, round(recipe.participation * recipe.clients))
-    if count == recipe.clients:  # one list for all rounds: with many clients and rounds, the numbers alone would fill memory
+    count = max(1, round(recipe.participation * clients))
+    if count == clients:  # one list for all rounds: with many clients and rounds, the numbers alone would fill memory
         return [list(range(count))] * recipe.rounds
     return [
-        np.sort(generator(recipe.seed, "sampling", r).choice(recipe.clients, count, replace=False)).tolist()
+        np.sort(generator(recipe.seed, "sampling", r).choice(clients, count, replace=False)).tolist()
         for r in range(recipe.rounds)
     ]
 

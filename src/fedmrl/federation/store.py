@@ -173,13 +173,13 @@ def file_name(client: int, rounds: int) -> str:
 def check_store(where: str) -> None:
     """Refuse a place that there is not."""
     if where not in ("auto", "device", "host", "disk"):
-        raise UserError(f"--store: there is no {where!r}; choose auto, device, host or disk")
+        raise UserError(f"store: there is no {where!r}; choose auto, device, host or disk")
 
 
 def choose(where: str, setting: Setting, clients: int) -> tuple[Place, str]:
     """Where so many clients' states are kept: where they fit, if that is not said. And a line that says so."""
     device, host = setting.device, torch.device("cpu")
-    largest = max(size(setting.fresh_net(setting.models.index(spec)).state_dict()).bytes for spec in set(setting.models))
+    largest = max(size(setting.fresh_net(client).state_dict()).bytes for client in setting.models.values())
     needed = largest * clients
     if where == "auto":
         fits = {"device": needed <= _SHARE * free_bytes(device), "host": needed <= _SHARE * free_bytes(host)}

@@ -2,6 +2,8 @@
 
 import platform
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,14 +11,24 @@ import torch
 
 from fedmrl.config import Recipe
 from fedmrl.cpu import cpu_name
-from fedmrl.engines import Setting
 from fedmrl.federation.checkpoint import Snapshot
+from fedmrl.federation.clients import Roster
 from fedmrl.protocols import PROTOCOLS, counted
 from fedmrl.version import __version__
 
 STAGES = ("train", "aggregate", "store", "evaluate")
 Accuracies = Mapping[str, Mapping[str, Mapping[int, float]]]
 """Accuracy by view (`own`, `aggregated`), mode and client."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run gave: its summary, a record of each round, and where it lies if it was written."""
+
+    recipe: Recipe
+    summary: dict[str, Any]
+    records: tuple[dict[str, Any], ...]
+    folder: Path | None
 
 
 def shown_mode(recipe: Recipe) -> str:
@@ -46,7 +58,7 @@ def recorded_modes(recipe: Recipe) -> list[str]:
 
 
 def summarise(
-    recipe: Recipe, setting: Setting, snapshot: Snapshot, final: Accuracies, facts: Mapping[str, Any]
+    recipe: Recipe, roster: Roster, snapshot: Snapshot, final: Accuracies, facts: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The whole of `summary.json` for a run that finished."""
     records = snapshot.records
@@ -72,13 +84,12 @@ def summarise(
             for whose, view in dict.fromkeys(counted(protocol, shown_view(recipe))[:2] for protocol in PROTOCOLS)
         ],
         "seconds": {what: sum(r["seconds"].get(what, 0.0) for r in records) for what in STAGES},
-        "clients": client_rows(recipe, setting, snapshot, final),
-        "class_names": list(setting.data.classes),
-        "split": samples_by_class(setting),
+        "clients": client_rows(recipe, roster, snapshot, final),
+        "split": samples_by_class(roster),
     }
 
 
-def facts(recipe: Recipe, setting: Setting, engines: Sequence[str], devices: Sequence[str], together: int) -> dict[str, Any]:
+def facts(recipe: Recipe, engines: Sequence[str], devices: Sequence[str], together: int) -> dict[str, Any]:
     """What was run, and on what; `together` is how many seeds were run as one, whose times are those of all of them."""
     return {
         "method": recipe.method.name,
@@ -90,7 +101,6 @@ def facts(recipe: Recipe, setting: Setting, engines: Sequence[str], devices: Seq
         "device": ", then ".join(devices),
         "versions": versions(),
         "together": together,
-        "standardised_by": {"mean": setting.data.mean.tolist(), "std": setting.data.std.tolist()},
     }
 
 
@@ -156,27 +166,28 @@ def cost_to_target(
     }
 
 
-def samples_by_class(setting: Setting) -> list[dict[str, int]]:
-    """For each client the number of its training samples of each class that it has, by the class's label."""
-    counted = (np.unique(setting.data.y[own.train], return_counts=True) for own in setting.splits)
-    return [{str(label): int(count) for label, count in zip(*found, strict=True)} for found in counted]
+def samples_by_class(roster: Roster) -> list[dict[str, int]] | None:
+    """For each client the number of its training samples of each class, by the class's label; None if some do not say."""
+    told = [client.classes for client in roster.values() if client.classes is not None]
+    if len(told) < len(roster):
+        return None
+    return [{str(label): count for label, count in classes.items()} for classes in told]
 
 
-def client_rows(recipe: Recipe, setting: Setting, snapshot: Snapshot, final: Accuracies) -> list[dict[str, Any]]:
+def client_rows(recipe: Recipe, roster: Roster, snapshot: Snapshot, final: Accuracies) -> list[dict[str, Any]]:
     """A row for each client: what it is, what it has, how well it does at the end."""
     rows = []
-    for client, own in enumerate(setting.splits):
-        labels = np.unique(setting.data.y[own.train])
+    for client, own in roster.items():
         accuracies = {
             f"{view}_{mode}": of_clients[client] for view, modes in final.items() for mode, of_clients in modes.items()
         }
         rows.append(
             {
                 "client": client,
-                "model": setting.models[client].label,
-                "classes": " ".join(str(label) for label in labels),
-                "train_samples": len(own.train),
-                "test_samples": len(own.test),
+                "model": own.model,
+                "classes": " ".join(map(str, own.classes or ())),
+                "train_samples": own.train,
+                "test_samples": own.test,
                 "rounds": snapshot.times.get(client, 0),
                 "accuracy": final[shown_view(recipe)][shown_mode(recipe)][client],
                 **accuracies,

@@ -38,10 +38,10 @@ class FlopCounter:
 
     def of_sample(self, client: int, earlier: int) -> list[float]:
         """For each phase, FLOPs of one sample in one training step."""
-        key = (self.setting.models[client], earlier > 0)
+        key = (self.setting.members[client].model, earlier > 0)
         if key not in self._per_sample:
             net = self.setting.fresh_net(client)
-            x = torch.zeros(_COUNTED_ON, *self.setting.data.shape, device=self.setting.device, dtype=self.setting.dtype)
+            x = torch.zeros(_COUNTED_ON, *self.setting.terms.common.shape, device=self.setting.device, dtype=self.setting.dtype)
             y_B = torch.zeros(_COUNTED_ON, device=self.setting.device, dtype=torch.long)
             costs = []
             for phase in self.setting.method.phases(self.setting.training, earlier):

@@ -14,8 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloa
 
 from fedmrl.config import Recipe, parse_recipe
 from fedmrl.errors import DivergedError, UserError
-from fedmrl.federation.loop import Run
-from fedmrl.federation.summary import curve
+from fedmrl.federation.summary import Run, curve
 from fedmrl.federation.written import Part, Target, first_problem
 from fedmrl.files import write_whole
 from fedmrl.protocols import Protocol, counted

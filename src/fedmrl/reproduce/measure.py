@@ -17,7 +17,8 @@ from fedmrl.config import Recipe
 from fedmrl.data import Dataset, sources
 from fedmrl.data.sources import DataTable
 from fedmrl.errors import InterruptedRun, UserError
-from fedmrl.federation.loop import OnRound, pick_device, run_seeds
+from fedmrl.federation.launch import pick_device, run_seeds
+from fedmrl.federation.server import OnRound
 from fedmrl.federation.setup import schedule
 from fedmrl.federation.summary import device_name
 from fedmrl.reproduce.cells import Cell, cell_of, file_of, hash_of, read_cell, read_cells, write_cell

@@ -1,0 +1,222 @@
+"""Starting runs: from a recipe to folders, clients and a server; what is wrong is refused before anything is written."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedmrl.config import Recipe
+from fedmrl.data import Dataset, sources
+from fedmrl.engines import EngineChoice, Setting, check_engine
+from fedmrl.errors import DivergedError, UserError
+from fedmrl.federation import summary as summaries
+from fedmrl.federation.folder import RunFolder, refuse_used
+from fedmrl.federation.server import Federation, OnRound, run_in_step
+from fedmrl.federation.setup import Schedule, prepare, schedule
+from fedmrl.federation.simulated import SimulatedClients
+from fedmrl.federation.store import check_store, choose, make_store
+from fedmrl.federation.summary import Run
+from fedmrl.models import ModelSpec
+
+OnNotice = Callable[[str], None]
+
+
+def run(
+    recipe: Recipe,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    device: str = "auto",
+    engine: EngineChoice = "auto",
+    store: str = "auto",
+    models: Sequence[ModelSpec] | None = None,
+    data: Dataset | None = None,
+    on_round: OnRound | None = None,
+    on_notice: OnNotice | None = None,
+) -> Run:
+    """Run a recipe; with `out`, into that folder. `models` gives each client a local model of one's own; `data` is
+    what the recipe names, where that is loaded already; `on_notice` hears what is worth knowing before it starts.
+
+    >>> from fedmrl import load_recipe
+    >>> short = {"rounds": 1, "models.local": [{"conv1": 2, "conv2": 2, "fc1": 8, "fc2": 8}], "method.d1": 4}
+    >>> run(load_recipe("quickstart", short)).summary["status"]
+    'finished'
+    """
+    if out is not None and (not isinstance(out, str | Path) or not str(out)):
+        raise UserError(f"out is {out!r}; it must be the name of a folder, or None to write nothing")
+    outs = None if out is None else [out]
+    _check_types(recipe, (), None, None, {})
+    done = run_seeds(
+        recipe, [recipe.seed], outs=outs, resume=resume, device=device, engine=engine, store=store, models=models, data=data,
+        on_round=on_round, on_notice=on_notice,
+    )[0]  # fmt: skip
+    if isinstance(done, DivergedError):
+        raise done
+    return done
+
+
+def run_seeds(
+    recipe: Recipe,
+    seeds: Sequence[int],
+    *,
+    outs: Sequence[str | Path] | None = None,
+    resume: bool = False,
+    device: str = "auto",
+    engine: EngineChoice = "auto",
+    store: str = "auto",
+    models: Sequence[ModelSpec] | None = None,
+    data: Dataset | None = None,
+    keep: bool = True,
+    on_round: OnRound | None = None,
+    on_notice: OnNotice | None = None,
+) -> list[Run | DivergedError]:
+    """Run a recipe with several seeds as one, each into its folder of `outs`: every run gives what it would give alone.
+
+    One that diverges is returned as its error, and the others go on. `on_round` hears the mean over the seeds. What a round
+    takes is that of all of them together, in each one's records. Without `keep`, clients' states are dropped when all is done.
+    """
+    begun = time.monotonic()
+    _check_types(recipe, seeds, models, data, {"on_round": on_round, "on_notice": on_notice})
+    check_engine(engine)
+    check_store(store)
+    on_notice = on_notice or (lambda _: None)
+    paths = _paths(seeds, outs)
+    for path in paths:
+        if path is not None and not resume:
+            refuse_used(path)
+    if models is not None:
+        table = recipe.models.model_copy(update={"own": [spec.label for spec in models]})
+        recipe = recipe.model_copy(update={"models": table})
+    place = pick_device(device)
+    seeded = [recipe.model_copy(update={"seed": int(seed)}) for seed in seeds]
+    if recipe.models.own is None or models is not None:
+        data = data or sources.load(recipe.data)
+    settings = [prepare(one, place, models, data) for one in seeded]
+    schedules = [schedule(one) for one in seeded]
+    folders = _opened(paths, seeded, settings, resume)
+    on_round = on_round or (lambda _: None)
+    try:
+        return _run_all(seeded, settings, schedules, folders, resume, engine, store, keep, on_round, on_notice, begun)
+    finally:
+        for folder in folders:
+            if folder is not None:
+                folder.close()
+
+
+def _check_types(recipe: Any, seeds: Any, models: Any, data: Any, heard: Mapping[str, Any]) -> None:
+    """Refuse what is of another type than it must be: deep inside it would fail where nobody can tell why."""
+    if not isinstance(recipe, Recipe):
+        raise UserError(f"recipe is {recipe!r}; give a fedmrl.Recipe, as fedmrl.load_recipe makes it")
+    several = isinstance(seeds, Sequence | np.ndarray)
+    whole = several and all(isinstance(seed, int | np.integer) and seed >= 0 and seed is not True for seed in seeds)
+    if not whole or len(set(seeds)) < len(seeds):
+        raise UserError(f"seeds is {seeds!r}; give whole numbers from 0, each once, as in [0, 1, 2]")
+    if models is not None:
+        listed = models if isinstance(models, Sequence) and not isinstance(models, str) else [models]
+        for client, model in enumerate(listed):
+            if isinstance(model, type | nn.Module) or not isinstance(model, ModelSpec):
+                raise UserError(
+                    f"models: client {client}'s is a {type(model).__name__}; give a list with a fedmrl.OwnModel for each "
+                    "client, which says how one is made, as in fedmrl.OwnModel('net', lambda: Net(), last='fc')"
+                )
+    if data is not None and not isinstance(data, Dataset):
+        raise UserError(f"data is a {type(data).__name__}; leave it out, or give a fedmrl.data.Dataset")
+    for name, function in heard.items():
+        if function is not None and not callable(function):
+            raise UserError(f"{name} is {function!r}; it must be a function, as in {name}=print")
+
+
+def _run_all(
+    seeded: Sequence[Recipe],
+    settings: Sequence[Setting],
+    schedules: Sequence[Schedule],
+    folders: Sequence[RunFolder | None],
+    resume: bool,
+    engine: EngineChoice,
+    store: str,
+    keep: bool,
+    on_round: OnRound,
+    on_notice: OnNotice,
+    begun: float,
+) -> list[Run | DivergedError]:
+    """The same, when all is checked and every folder is there."""
+    done: dict[int, Run | DivergedError] = {}
+    for number, (one, folder) in enumerate(zip(seeded, folders, strict=True)):
+        if resume and folder is not None and (summary := folder.finished(on_notice)):
+            done[number] = Run(one, summary, folder.records(one.rounds), folder.path)
+    if left := [number for number in range(len(seeded)) if number not in done]:
+        where, line = choose(store, settings[left[0]], seeded[0].clients * len(left))
+        device = settings[0].device
+        stores = [make_store(where, device, folder.checkpoint.folder if (folder := folders[n]) else None) for n in left]
+        clients = SimulatedClients([settings[number] for number in left], engine, stores, on_notice)
+        try:
+            for notice in (*clients.engine.notices, line):
+                on_notice(notice)
+            ran_on = clients.engine.name, summaries.device_name(device)
+            runs = []
+            for run, number in enumerate(left):
+                now = None
+                if folder := folders[number]:
+                    folder.beside, folder.keeps = len(left) - 1, keep
+                    now = folder.load(stores[run], on_notice)
+                    clients.check(now.states if now else {}, run)
+                runs.append(
+                    Federation(
+                        seeded[number], settings[number].terms, clients, schedules[number],
+                        number=run, now=now, folder=folder, ran_on=ran_on, together=len(left), begun=begun,
+                    )
+                )  # fmt: skip
+            done |= dict(zip(left, run_in_step(clients, runs, on_round), strict=True))
+        finally:
+            clients.close()
+    return [done[number] for number in range(len(seeded))]
+
+
+def _paths(seeds: Sequence[int], outs: Sequence[str | Path] | None) -> Sequence[Path | None]:
+    """A folder for each seed, if they are to be written."""
+    if outs is None:
+        return [None] * len(seeds)
+    named = [] if isinstance(outs, str | Path) or not isinstance(outs, Iterable) else list(outs)
+    wrong = [out for out in named if not isinstance(out, str | Path) or not str(out)]
+    if wrong or len(named) != len(seeds) or len(set(map(Path, named))) < len(named):
+        raise UserError(f"outs must name a folder for each of the {len(seeds)} seeds, each another; it is {outs!r}")
+    return [Path(out) for out in named]
+
+
+def _opened(
+    paths: Sequence[Path | None], recipes: Sequence[Recipe], settings: Sequence[Setting], resume: bool
+) -> list[RunFolder | None]:
+    """Each run's folder. Those that are there come first: what refuses one of them leaves nothing behind."""
+    found: dict[int, RunFolder] = {}
+    try:
+        for goes_on in (True, False):
+            for number, (path, recipe, setting) in enumerate(zip(paths, recipes, settings, strict=True)):
+                if path is not None and goes_on is (resume and _goes_on(path, len(paths))):
+                    found[number] = (RunFolder.reopen if goes_on else RunFolder.create)(
+                        path, recipe, [*setting.members.values()]
+                    )
+    except BaseException:
+        for folder in found.values():
+            folder.close()
+        raise
+    return [found.get(number) for number in range(len(paths))]
+
+
+def _goes_on(path: Path, runs: int) -> bool:
+    """Whether a folder holds a run. One of several may start anew, and one that was stopped while its folder was made."""
+    return (path / "config.toml").exists() or (runs == 1 and not (path / "rounds.jsonl").exists())
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of that name, if it is here."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name not in ("cpu", "cuda"):
+        raise UserError(f"device: there is no {name!r}; choose auto, cpu or cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("device is cuda, and torch finds no CUDA device here; use cpu or auto")
+    return torch.device(name)

@@ -1,0 +1,370 @@
+"""The server's side of a run: whom it asks, what it answers, what it averages and records; one run, or several in step."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from fedmrl.config import Recipe
+from fedmrl.engines import EngineChoice, Member, Setting, Terms
+from fedmrl.engines.base import broken, numbers
+from fedmrl.errors import DivergedError, InterruptedRun
+from fedmrl.federation import summary as summaries
+from fedmrl.federation.checkpoint import Snapshot
+from fedmrl.federation.clients import Clients, Reply, Request, State
+from fedmrl.federation.folder import RunFolder
+from fedmrl.federation.setup import Schedule, schedule
+from fedmrl.federation.simulated import SimulatedClients
+from fedmrl.federation.stopwatch import Stopwatch
+from fedmrl.messages import Size, Tensors, Upload, size
+from fedmrl.methods import Round
+
+OnRound = Callable[[Mapping[str, Any]], None]
+Accuracies = dict[str, dict[str, dict[int, float]]]
+"""Accuracy by view (`own`, `aggregated`), mode and client."""
+
+
+class Federation:
+    """A run in progress, as its server sees it: it knows the terms, the roster, its own state and the records.
+
+    All that changes is in `now`, which is replaced as a whole at the end of each round.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        terms: Terms,
+        clients: Clients,
+        who: Schedule,
+        *,
+        number: int = 0,
+        now: Snapshot | None = None,
+        folder: RunFolder | None = None,
+        ran_on: tuple[str, str] = ("", ""),
+        together: int = 1,
+        begun: float | None = None,
+    ) -> None:
+        self.recipe, self.terms, self.clients, self.who = recipe, terms, clients, who
+        self.number, self.folder = number, folder
+        self.method = terms.method
+        self.modes = summaries.recorded_modes(recipe)
+        self.now = now or Snapshot(0, terms.server_start(clients.device))
+        self._begun = (time.monotonic() if begun is None else begun) - self.now.seconds
+        self._cpu_begun = time.process_time() - self.now.cpu_seconds
+        engine, device = ran_on
+        self.engines, self.devices = _each_once(*self.now.engines, engine), _each_once(*self.now.devices, device)
+        self._together = together
+
+    @classmethod
+    def simulated(cls, recipe: Recipe, setting: Setting, engine: EngineChoice = "reference") -> "Federation":
+        """A run whose clients are all simulated here, with nothing written."""
+        clients = SimulatedClients([setting], engine)
+        ran_on = clients.engine.name, summaries.device_name(setting.device)
+        return cls(recipe, setting.terms, clients, schedule(recipe), ran_on=ran_on)
+
+    @property
+    def seconds(self) -> float:
+        """Since the run began, without the time that it lay stopped."""
+        return time.monotonic() - self._begun
+
+    @property
+    def cpu_seconds(self) -> float:
+        """What this process has computed since then, all cores together."""
+        return time.process_time() - self._cpu_begun
+
+    @property
+    def everyone(self) -> list[int]:
+        """All clients there are now."""
+        return list(self.clients.roster(self.number))
+
+    # ---- what a round is made of ----
+
+    def requests(self, round_: Round) -> list[Request]:
+        """What the server asks of each client that is sampled in a round, with its answer."""
+        now = self.now
+        return [
+            self._request(k, now.states.get(k), self.method.answer(now.server, k, now.last_round.get(k)))
+            for k in self._present(round_.index)
+        ]
+
+    def upcoming(self, round_: Round) -> list[Request]:
+        """What the next round will ask for, as far as it is known."""
+        after, asked, times = round_.index + 1, set(self.who[round_.index]), self.now.times
+        present = self._present(after) if after < round_.total else []
+        return [Request(k, None, None, times.get(k, 0) + (k in asked), self.number) for k in present]
+
+    def _present(self, index: int) -> list[int]:
+        """The clients of a round who have joined by now."""
+        roster = self.clients.roster(self.number)
+        return [k for k in self.who[index] if k in roster]
+
+    def aggregate(self, round_: Round, replies: Sequence[Reply]) -> Tensors:
+        """The server's state after a round; where nobody replied, what it was."""
+        if not replies:
+            return self.now.server
+        return self.method.aggregate(self.now.server, self.uploads(replies), round_)
+
+    def uploads(self, replies: Sequence[Reply]) -> list[Upload]:
+        """What clients sent, each with the number of training samples that it speaks for."""
+        roster = self.clients.roster(self.number)
+        return [Upload(reply.client, roster[reply.client].train, reply.upload) for reply in replies]
+
+    def evaluation(self, who: Iterable[int], states: Mapping[int, State], server: Tensors) -> list[Request]:
+        """Asks clients to be evaluated: as they are in these states, and with what the server would send them now."""
+        hears = self.method.hears_server
+        return [self._request(k, states.get(k), self.method.answer(server, k, None) if hears else None) for k in who]
+
+    def _request(self, client: int, state: State | None, content: Tensors | None) -> Request:
+        return Request(client, state, content, self.now.times.get(client, 0), self.number)
+
+    def record(
+        self, round_: Round, asked: Sequence[Request], replies: Sequence[Reply], losses: Sequence[float], accuracy: Accuracies
+    ) -> dict[str, Any]:
+        """What `rounds.jsonl` says of a round."""
+        answered = [reply.client for reply in replies]
+        everyone = summaries.all_evaluated(self.recipe, round_.index + 1)
+        means = {"participants": _means(accuracy, answered)} if answered else {}
+        return {
+            "round": round_.index + 1,
+            "asked": [request.client for request in asked],
+            "participants": answered,
+            "loss": summaries.mean(losses) if losses else None,
+            "accuracy": {**means, **({"all": _means(accuracy, self.everyone)} if everyone else {})},
+            "up": asdict(sum((size(reply.upload) for reply in replies), Size())),
+            "down": asdict(sum((size(request.content or {}) for request in asked), Size())),
+            "flops": sum(reply.flops for reply in replies),
+        }
+
+    def after(
+        self, round_: Round, server: Tensors, states: Mapping[int, State], record: dict[str, Any], answered: Sequence[int]
+    ) -> Snapshot:
+        """The snapshot after a round."""
+        now = self.now
+        return Snapshot(
+            round_.index + 1,
+            server,
+            states,
+            {**now.last_round, **dict.fromkeys(answered, round_.index)},
+            {**now.times, **{k: now.times.get(k, 0) + 1 for k in answered}},
+            (*now.records, record),
+            self.seconds,
+            self.cpu_seconds,
+            self.engines,
+            self.devices,
+        )
+
+    # ---- between rounds, and at the end ----
+
+    def commit(self, snapshot: Snapshot) -> None:
+        """A round is over: what it came to is what counts now, in memory and on disk."""
+        before, self.now = self.now, snapshot
+        if self.folder:
+            self.folder.append(snapshot)
+        for client in snapshot.records[-1]["participants"]:
+            if client in before.states:
+                self.clients.release(self.number, before.states[client])
+
+    def join(self, member: Member) -> int:
+        """A simulated client joins between two rounds: it gets the next number, and may be sampled from the next round on."""
+        assert isinstance(self.clients, SimulatedClients)
+        client = self.clients.join(member, self.number)
+        self.who = [*self.who[: self.now.rounds], *schedule(self.recipe, len(self.everyone))[self.now.rounds :]]
+        self.clients.foresee({self.number: self.who}, {self.number: self.now.states})
+        return client
+
+    def next_round(self) -> Snapshot:
+        """One round by itself. What it came to counts once it is committed."""
+        found = one_round(self.clients, [self])[self.number]
+        if isinstance(found, DivergedError):
+            raise found
+        return found
+
+    def evaluate(self, who: Iterable[int], states: Mapping[int, State], server: Tensors, modes: Sequence[str]) -> Accuracies:
+        """Accuracy by view, mode and client: with what each client holds, and with what the server would send it now."""
+        return evaluate(self.clients, {self.number: (self, list(who), states, server)}, modes)[self.number]
+
+    def run(self, on_round: OnRound = lambda record: None) -> "summaries.Run":
+        """Go on to the last round, and sum up."""
+        done = run_in_step(self.clients, [self], on_round)[0]
+        if isinstance(done, DivergedError):
+            raise done
+        return done
+
+    @property
+    def _facts(self) -> dict[str, Any]:
+        ran_on = summaries.facts(self.recipe, self.engines, self.devices, self._together)
+        times = {"wall_seconds": self.seconds, "cpu_seconds": self.cpu_seconds}
+        return {**ran_on, **self.clients.facts(self.number), **times}
+
+    def finish(self, final: Accuracies) -> "summaries.Run":
+        """Sum up; `final` is the last evaluation, of all clients by every mode."""
+        digest = self.clients.digest(self.number, self.now.server, self.now.states)
+        facts = {**self._facts, "states_sha256": digest}
+        summary = summaries.summarise(self.recipe, self.clients.roster(self.number), self.now, final, facts)
+        if self.folder:
+            self.folder.write_clients(summary["clients"])
+            self.folder.write_summary(summary)
+        return summaries.Run(self.recipe, summary, self.now.records, self.folder.path if self.folder else None)
+
+    def interrupted(self) -> InterruptedRun:
+        """Save what there is."""
+        if self.folder:
+            self.folder.write_records(self.now)
+            self.folder.save(replace(self.now, seconds=self.seconds, cpu_seconds=self.cpu_seconds))
+        return InterruptedRun(self.now.rounds, self.recipe.rounds, self.folder.path if self.folder else None)
+
+    def diverged(self, error: DivergedError) -> None:
+        """Write down that it did, and where."""
+        if self.folder:
+            self.folder.write_records(self.now)
+            at = {"client": error.client, "round": error.round + 1, "reason": str(error)}
+            self.folder.write_summary({"status": "diverged", **self._facts, "diverged": at})
+
+
+def one_round(clients: Clients, runs: Sequence[Federation]) -> dict[int, Snapshot | DivergedError]:
+    """One round of runs that have come equally far, by their numbers: what it came to, or why it does not count.
+
+    Nothing of the runs is changed: a round that is cut short leaves no trace.
+    """
+    watch, round_ = Stopwatch(clients.device), Round(runs[0].now.rounds, runs[0].recipe.rounds)
+
+    # Sample, answer, train.
+    asked = {run.number: run.requests(round_) for run in runs}
+    upcoming = [request for run in runs for request in run.upcoming(round_)]
+    replies = clients.train(round_, [request for of_run in asked.values() for request in of_run], upcoming)
+    answered = {run.number: [reply for reply in replies if reply.run == run.number] for run in runs}
+    watch.passed("train")
+
+    # Aggregate. Clients that run ahead are asked for their numbers at the end: a round waits for a device once.
+    failed = {} if clients.runs_ahead else _diverged(answered, round_)
+    going = [run for run in runs if run.number not in failed]
+    servers = {run.number: run.aggregate(round_, answered[run.number]) for run in going}
+    watch.passed("aggregate")
+
+    # Evaluate: those who trained, and now and then everyone.
+    states = {run.number: {**run.now.states, **{r.client: r.state for r in answered[run.number]}} for run in going}
+    everyone = summaries.all_evaluated(runs[0].recipe, round_.index + 1)
+    who = {run.number: run.everyone if everyone else [r.client for r in answered[run.number]] for run in going}
+    accuracy = evaluate(
+        clients, {run.number: (run, who[run.number], states[run.number], servers[run.number]) for run in going}, runs[0].modes
+    )
+    watch.passed("evaluate")
+
+    # Record.
+    failed |= _diverged(answered, round_) if clients.runs_ahead else {}
+    seconds = watch.seconds()
+    found: dict[int, Snapshot | DivergedError] = {**failed}
+    for run in going:
+        if run.number not in failed:
+            own = answered[run.number]
+            losses = [loss for loss, _ in numbers([reply.told for reply in own])]
+            record = {**run.record(round_, asked[run.number], own, losses, accuracy[run.number]), "seconds": seconds}
+            present = [reply.client for reply in own]
+            found[run.number] = run.after(round_, servers[run.number], states[run.number], record, present)
+    return found
+
+
+def evaluate(
+    clients: Clients,
+    wanted: Mapping[int, tuple[Federation, Sequence[int], Mapping[int, State], Tensors]],
+    modes: Sequence[str],
+) -> dict[int, Accuracies]:
+    """For each run the accuracy of these clients, in these states and with what the server in that state would send."""
+    result: dict[int, Accuracies] = {
+        number: {view: {mode: {} for mode in modes} for view in summaries.views(run.recipe)}
+        for number, (run, *_) in wanted.items()
+    }
+    longest = max((len(who) for _, who, *_ in wanted.values()), default=0)
+    for first in range(0, longest, each := clients.at_once):
+        requests = [
+            request
+            for run, who, states, server in wanted.values()
+            for request in run.evaluation(who[first : first + each], states, server)
+        ]
+        for score in clients.evaluate(requests, modes):
+            tested = clients.roster(score.run)[score.client].test
+            for view, by_mode in result[score.run].items():
+                for mode in modes:
+                    by_mode[mode][score.client] = score.correct[view][mode] / tested
+    return result
+
+
+def run_in_step(
+    clients: Clients, runs: Sequence[Federation], on_round: OnRound = lambda record: None
+) -> list["summaries.Run | DivergedError"]:
+    """Run federations of one recipe to their end, round by round in step, so that their clients can be trained as one."""
+    done: dict[int, summaries.Run | DivergedError] = {}
+
+    def going() -> list[Federation]:
+        return [run for run in runs if run.number not in done]
+
+    try:
+        clients.foresee({run.number: run.who for run in runs}, {run.number: run.now.states for run in runs})
+        while left := [run for run in going() if run.now.rounds < run.recipe.rounds]:
+            # One that was saved a little later than the others waits for them, and they go on together.
+            behind = min(run.now.rounds for run in left)
+            in_step = [run for run in left if run.now.rounds == behind]
+            found = one_round(clients, in_step)
+            for run in in_step:
+                outcome = found[run.number]
+                if isinstance(outcome, DivergedError):
+                    run.diverged(outcome)
+                    done[run.number] = outcome
+                else:
+                    run.commit(outcome)
+            records = [outcome.records[-1] for outcome in found.values() if isinstance(outcome, Snapshot)]
+            if records:
+                on_round(_mean_record(records))
+        for run in going():
+            if run.folder:
+                run.folder.save_last(run.now)
+        last = {run.number: (run, run.everyone, run.now.states, run.now.server) for run in going()}
+        final = evaluate(clients, last, runs[0].method.modes)
+        done |= {run.number: run.finish(final[run.number]) for run in going()}
+    except KeyboardInterrupt:
+        stopped = [run.interrupted() for run in going()]
+        raise stopped[0] if stopped else InterruptedRun(0, 0, None) from None
+    return [done[run.number] for run in runs]
+
+
+def _diverged(answered: Mapping[int, Sequence[Reply]], round_: Round) -> dict[int, DivergedError]:
+    """The runs of which a client diverged, each with the first that did."""
+    found: dict[int, DivergedError] = {}
+    for number, replies in answered.items():
+        for reply, told in zip(replies, numbers([reply.told for reply in replies]), strict=True):
+            if what := broken(*told):
+                found[number] = DivergedError(reply.client, round_.index, what)
+                break
+    return found
+
+
+def _means(accuracy: Accuracies, who: Iterable[int]) -> dict[str, dict[str, float]]:
+    """The mean over these clients, each counting alike, by view and mode."""
+    chosen = set(who)
+    return {
+        view: {mode: summaries.mean(of[k] for k in of if k in chosen) for mode, of in modes.items()}
+        for view, modes in accuracy.items()
+    }
+
+
+def _each_once(*names: str) -> tuple[str, ...]:
+    return tuple(name for name in dict.fromkeys(names) if name)
+
+
+def _mean_record(records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """A round of several runs in one record, for those who watch: accuracies and losses are means over the runs, the rest is
+    the first one's.
+    """
+    if len(records) == 1:
+        return records[0]
+
+    def mean(values: Sequence[Any]) -> Any:
+        if isinstance(values[0], Mapping):
+            return {key: mean([value[key] for value in values]) for key in values[0]}
+        return summaries.mean(values)
+
+    averaged = {key: mean([record[key] for record in records]) for key in ("accuracy", "loss")}
+    return {**records[0], **averaged}
+
+
+__all__ = ["Accuracies", "Federation", "OnRound", "evaluate", "one_round", "run_in_step"]

@@ -1,0 +1,194 @@
+"""Simulated clients: all on this machine, trained by an engine, their states in a store."""
+
+from collections import Counter
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fedmrl.engines import EngineChoice, Member, Setting, Trained, Turn, engine_for
+from fedmrl.errors import UserError
+from fedmrl.federation.clients import Clients, Enrolled, Reply, Request, Roster, Score, State
+from fedmrl.federation.first import FirstNets
+from fedmrl.federation.store import DeviceStore, Kept, Store
+from fedmrl.messages import Tensors, copy, sha256, size
+from fedmrl.methods import Round
+from fedmrl.metrics.flops import FlopCounter
+from fedmrl.models import ModelSpec
+
+_LOADED = 128 * 1024**2  # bytes of states that are fetched for an evaluation at once, if they do not lie on the device
+
+
+class SimulatedClients(Clients):
+    """The clients of one run, or of several that differ in their seed, which the engine trains as one."""
+
+    def __init__(
+        self,
+        settings: Sequence[Setting],
+        engine: EngineChoice = "reference",
+        stores: Sequence[Store] | None = None,
+        tell: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._choice, self._tell = engine, tell
+        stores = stores or [DeviceStore(setting.device) for setting in settings]
+        self._runs = [_Run(setting, store) for setting, store in zip(settings, stores, strict=True)]
+        self._start_engine()
+
+    def _start_engine(self) -> None:
+        self.engine = engine_for(self._choice, *(run.setting for run in self._runs))
+        self.engine.tell = self._tell
+        self.device = self._runs[0].setting.device
+        self.runs_ahead = self.engine.runs_ahead and all(run.store.where == "device" for run in self._runs)
+
+    @property
+    def at_once(self) -> int:  # type: ignore[override]
+        """See `Clients`; fewer where states have to be fetched."""
+        return min(run.at_once for run in self._runs)
+
+    def setting(self, run: int = 0) -> Setting:
+        """What the engine knows of a run."""
+        return self._runs[run].setting
+
+    def roster(self, run: int = 0) -> Roster:
+        """See `Clients`."""
+        return self._runs[run].roster
+
+    def foresee(self, rounds: Mapping[int, Sequence[Sequence[int]]], begun: Mapping[int, Container[int]]) -> None:
+        """See `Clients`."""
+        self.engine.foresee([rounds[run] for run in range(len(self._runs))])
+        for run, of_run in rounds.items():
+            ahead = self.engine.runs_ahead and self._runs[run].store.where != "disk"
+            order = dict.fromkeys([*(k for clients in of_run for k in clients), *self._runs[run].setting.members])
+            self._runs[run].draw_first([k for k in order if k not in begun[run]], ahead)
+
+    def train(self, round_: Round, requests: Sequence[Request], upcoming: Sequence[Request] = ()) -> list[Reply]:
+        """See `Clients`."""
+        turns = [self._turn(request) for request in requests]
+        then = [Turn(r.client, {}, None, r.earlier, r.run) for r in upcoming]
+        trained = self.engine.train(round_, turns, then)
+        return [self._reply(round_, turn, one) for turn, one in zip(turns, trained, strict=True)]
+
+    def evaluate(self, requests: Sequence[Request], modes: Sequence[str]) -> list[Score]:
+        """See `Clients`."""
+        turns = [self._turn(request) for request in requests]
+        counts = self.engine.evaluate(turns, modes)
+        return [Score(turn.client, correct, turn.run) for turn, correct in zip(turns, counts, strict=True)]
+
+    def _turn(self, request: Request) -> Turn:
+        state = self.state(request.client, request.state, request.run)
+        return Turn(request.client, state, request.content, request.earlier, request.run)
+
+    def _reply(self, round_: Round, turn: Turn, trained: Trained) -> Reply:
+        run = self._runs[turn.run]
+        kept = None  # what diverged is not kept, unless to know of it would be to wait
+        if self.runs_ahead or not trained.broken:
+            kept = run.store.keep(turn.client, round_.index + 1, trained.state)
+            run.unjoined.pop(turn.client, None)
+        flops = run.flops.of_round(turn.client, turn.earlier)
+        return Reply(turn.client, kept, trained.upload, trained.told, flops, turn.run)
+
+    def state(self, client: int, state: State | None = None, run: int = 0) -> Tensors:
+        """A client's state: the one it begins with, or the one that is called so."""
+        return self._runs[run].load(client, state)
+
+    def release(self, run: int, state: State) -> None:
+        """See `Clients`."""
+        self._runs[run].store.forget(state)
+
+    def digest(self, run: int, server: Tensors, states: Mapping[int, State]) -> str:
+        """See `Clients`. Clients that never took part are not in it: their states follow from the seed."""
+        load = self._runs[run].store.load
+        return sha256([server, *(load(states[client]) for client in sorted(states))])
+
+    def facts(self, run: int) -> dict[str, Any]:
+        """See `Clients`."""
+        data = self._runs[run].setting.data
+        return {
+            "store": self._runs[run].store.where,
+            "standardised_by": {"mean": data.mean.tolist(), "std": data.std.tolist()},
+            "class_names": list(data.classes),
+        }
+
+    def check(self, states: Mapping[int, State], run: int = 0) -> None:
+        """Refuse states, loaded from a checkpoint, that are not of these clients' models."""
+        self._runs[run].check(states)
+
+    def join(self, member: Member, run: int = 0) -> int:
+        """A client joins a run between two rounds, and gets the next number."""
+        number = max(self._runs[run].setting.members, default=-1) + 1
+        self._runs[run].enrol(number, member)
+        self._start_engine()
+        return number
+
+    def close(self) -> None:
+        """See `Clients`: worker threads end, and stores are closed."""
+        for run in self._runs:
+            run.close()
+
+
+class _Run:
+    """One run's clients."""
+
+    def __init__(self, setting: Setting, store: Store) -> None:
+        self.setting, self.store = setting, store
+        self.flops = FlopCounter(setting)
+        self.unjoined: dict[int, Kept] = {}
+        """States of clients that never took part, as far as they were made."""
+        self._start = setting.server_start()
+        self._first = FirstNets(setting, (), ahead=False)
+        self.roster = {client: _enrolled(setting, client) for client in setting.members}
+
+    @property
+    def at_once(self) -> int:
+        if self.store.where == "device":
+            return Clients.at_once
+        return max(1, _LOADED // max(1, size(self.load(next(iter(self.setting.members)), None)).bytes))
+
+    def enrol(self, number: int, member: Member) -> None:
+        self.setting = replace(self.setting, members={**self.setting.members, number: member})
+        self.flops = FlopCounter(self.setting)
+        self._first.close()
+        self._first = FirstNets(self.setting, (), ahead=False)
+        self.roster = {**self.roster, number: _enrolled(self.setting, number)}
+
+    def draw_first(self, clients: Sequence[int], ahead: bool) -> None:
+        self._first.close()
+        self._first = FirstNets(self.setting, clients, ahead)
+
+    def load(self, client: int, state: Kept | None) -> Tensors:
+        """A state on the device; of a client that never took part its first weights, and the shared part all began with."""
+        if state is not None:
+            return self.store.load(state)
+        if client in self.unjoined:
+            return self.store.load(self.unjoined[client])
+        net = self._first.take(client)
+        method = self.setting.method
+        method.receive(net, method.answer(self._start, client, None))
+        first = copy(net.state_dict())
+        if self.store.where != "disk":  # there it would be written as slowly as it is made anew
+            self.unjoined[client] = self.store.keep(client, 0, first)
+        return first
+
+    def check(self, states: Mapping[int, Kept]) -> None:
+        shapes: dict[ModelSpec, dict[str, list[int]]] = {}
+        for client, kept in states.items():
+            if client not in self.setting.members:
+                raise UserError(f"the checkpoint is damaged (there is no client {client}); start it anew in another folder")
+            spec = self.setting.members[client].model
+            if spec not in shapes:
+                shapes[spec] = {name: list(t.shape) for name, t in self.setting.fresh_net(client).state_dict().items()}
+            if self.store.shapes(kept) != shapes[spec]:
+                raise UserError(
+                    f"client {client}'s state in the checkpoint does not fit the model that it is given now ({spec.label}); "
+                    "resume with the models that the run was started with"
+                )
+
+    def close(self) -> None:
+        self._first.close()
+        self.store.close()
+
+
+def _enrolled(setting: Setting, client: int) -> Enrolled:
+    member = setting.members[client]
+    classes = Counter(setting.data.y[member.train].tolist())
+    by_label = dict(sorted(classes.items()))
+    return Enrolled(f"client {client}", member.model.label, len(member.train), len(member.test), by_label)
