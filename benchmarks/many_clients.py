@@ -70,16 +70,14 @@ def measure(clients: int, file: Path) -> dict[str, object]:
     before = held()
     with tempfile.TemporaryDirectory() as folder:
         run = fedmrl.run(recipe, data=data, store="disk", out=Path(folder) / "run")
-    usual = [sum(record["seconds"].values()) for record in run.records[2:-1]]
+    usual = [sum(record.seconds.values()) for record in run.records[2:-1]]
     return {
         "clients": clients,
         "seconds_a_round": statistics.median(usual),
         "bytes_beyond_data": peak() - before,
-        "seconds": {
-            what: statistics.median(r["seconds"][what] for r in run.records[2:-1]) for what in run.records[0]["seconds"]
-        },
-        "accuracy": run.summary["accuracy"]["all"]["aggregated"]["mix-large"]["last"],
-        "store": run.summary["store"],
+        "seconds": {what: statistics.median(r.seconds[what] for r in run.records[2:-1]) for what in run.records[0].seconds},
+        "accuracy": run.headline(),
+        "store": run.store,
     }
 
 

@@ -27,12 +27,11 @@ def accuracies(recipe: fedmrl.Recipe, seeds: list[int], options: dict[str, Any])
     found: Accuracies = {}
     facts: dict[str, Any] = {"seconds": time.monotonic() - begun}
     for number, run in enumerate(runs):
-        if isinstance(run, fedmrl.DivergedError):
+        if isinstance(run, fedmrl.DivergedRun):
             continue
-        mode = run.summary["mode"]
-        facts |= {key: run.summary[key] for key in ("device", "engine", "versions")}
-        for view, modes in run.summary["accuracy"]["all"].items():
-            found.setdefault(view, [None] * len(seeds))[number] = modes[mode]["last"]
+        facts |= {key: getattr(run, key) for key in ("device", "engine", "versions")}
+        for view, modes in run.accuracy.all.items():
+            found.setdefault(view, [None] * len(seeds))[number] = modes[run.mode].last
     return facts, found
 
 

@@ -23,7 +23,6 @@ from typing import Any
 import torch
 
 import fedmrl
-from fedmrl.federation import summary as summaries
 from fedmrl.report.tables import markdown
 
 PASSES = 27  # over all training data: what `make run` can afford on two cores in two minutes
@@ -104,13 +103,11 @@ def measure(job: tuple[Point, str]) -> Point:
         run = fedmrl.run(fedmrl.load_recipe("quickstart", settings), device=device)
     except (fedmrl.UserError, fedmrl.DivergedError) as error:
         return {**point, "failed": str(error)}
-    accuracy = run.summary["accuracy"]["all"]
-    curve = summaries.curve(run.records, "all", run.summary["view"], run.summary["mode"])
     return {
         **point,
-        **{f"accuracy_{view}": next(iter(modes.values()))["last"] for view, modes in accuracy.items()},
-        "curve": [[number, round(value, 4)] for number, value in curve],
-        "device": run.summary["device"],
+        **{f"accuracy_{view}": modes.last for view, modes in run.accuracy.all.items()},
+        "curve": [[number, round(value, 4)] for number, value in run.curve()],
+        "device": run.device,
         "seconds": round(time.perf_counter() - started, 1),
     }
 

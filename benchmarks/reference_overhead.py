@@ -97,7 +97,7 @@ def main() -> None:
     engine, plain = [], []
     for number in range(arguments.rounds + 1):
         federation.now = federation.next_round()
-        seconds = federation.now.records[-1]["seconds"]
+        seconds = federation.now.records[-1].seconds
         measured = (seconds["train"] + seconds["aggregate"], seconds["evaluate"]), plain_round(clients)
         print(f"round {number}: engine {measured[0]}, plain {measured[1]}", flush=True)
         if number:  # the first warms up

@@ -27,7 +27,7 @@ def test_seeds_are_whole_numbers(seeds):
 
 def test_seeds_may_be_numpys():
     done = fedmrl.run_seeds(tiny_recipe("standalone", rounds=1), np.arange(2))
-    assert [run.summary["seed"] for run in done] == [0, 1]
+    assert [run.seed for run in done] == [0, 1]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Mine:
 
 def test_a_kind_of_model_is_whatever_has_a_label_and_builds_one():
     done = fedmrl.run(tiny_recipe("standalone", rounds=1), models=[Mine()] * 4)
-    assert {client["model"] for client in done.summary["clients"]} == {"mine"}
+    assert {client.model for client in done.clients} == {"mine"}
 
 
 @pytest.mark.parametrize(
@@ -69,10 +69,20 @@ def test_what_run_is_given_is_of_the_type_it_must_be(given, says, tmp_path, monk
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("recipe", ["quickstart", None, {}])
-def test_a_recipe_is_one(recipe):
-    with pytest.raises(UserError, match=r"give a fedmrl\.Recipe"):
-        fedmrl.run(recipe)
+@pytest.mark.parametrize("recipe", [3, None, {}])
+def test_a_recipe_is_one_or_names_one(recipe):
+    for call in (lambda: fedmrl.run(recipe), lambda: fedmrl.run_seeds(recipe, [0]), lambda: fedmrl.compare(recipe)):
+        with pytest.raises(UserError, match="^recipe"):
+            call()
+
+
+def test_a_recipe_by_name_takes_settings_and_a_method():
+    recipe = tiny_recipe("standalone", rounds=1)
+    one = fedmrl.run(recipe, method=fedmrl.FedMRL(d1=3), settings={"seed": 4})
+    assert (one.method, one.seed, one.recipe.method.d1) == ("fedmrl", 4, 3)
+    assert fedmrl.run(recipe, method="fedmrl", settings=["method.d1=3", "seed=4"]).states_sha256 == one.states_sha256
+    with pytest.raises(UserError, match="method is 3"):
+        fedmrl.run(recipe, method=3)
 
 
 @pytest.mark.parametrize("recipe", [3, None, b"quickstart", ["quickstart"], "a" * 5000])

@@ -581,7 +581,7 @@ def test_runs_of_several_seeds_go_on_by_the_name_of_their_folder(fedmrl, monkeyp
         with real(*words):
 
             def on_round(record):
-                rounds.append(record["round"])
+                rounds.append(record.round)
                 if len(rounds) == 1:
                     raise KeyboardInterrupt
 

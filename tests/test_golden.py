@@ -44,13 +44,13 @@ def numbers(case: str) -> dict[str, object]:
     return {
         "norm_of_server": norms(federation.now.server),
         "norm_of_client_1": norms(federation.now.states[1]),
-        "loss": [record["loss"] for record in run.records],
-        "participants": [record["participants"] for record in run.records],
-        "accuracy": [record["accuracy"] for record in run.records],
-        "sent": [[record["up"]["parameters"], record["down"]["parameters"]] for record in run.records],
-        "flops": [record["flops"] for record in run.records],
-        "inference": run.summary["inference"],
-        "clients": [row["accuracy"] for row in run.summary["clients"]],
+        "loss": [record.loss for record in run.records],
+        "participants": [record.participants for record in run.records],
+        "accuracy": [record.plain()["accuracy"] for record in run.records],
+        "sent": [[record.up.parameters, record.down.parameters] for record in run.records],
+        "flops": [record.flops for record in run.records],
+        "inference": run.plain()["inference"],
+        "clients": [row.accuracy for row in run.clients],
     }
 
 

@@ -4,10 +4,13 @@ from rich.console import Console
 
 from fedmrl import progress
 from fedmrl.progress import Overall, watching, working
+from fedmrl.results import Record
 
 
 def record(round_, **accuracy):
-    return {"round": round_, "loss": 0.5, "accuracy": accuracy}
+    sent = {"parameters": 0, "bytes": 0}
+    plain = {"round": round_, "loss": 0.5, "participants": [0], "accuracy": accuracy, "up": sent, "down": sent, "flops": 0}
+    return Record.model_validate(plain)
 
 
 PARTICIPANTS = {"own": {"local": 0.25}}

@@ -85,9 +85,9 @@ def main() -> None:
         federation.now = federation.next_round()
         record = federation.now.records[-1]
         # The peers do not evaluate, so that what fedmrl spends on it is no part of the round.
-        stamps.append(stamps[-1] + time.perf_counter() - started - record["seconds"]["evaluate"])
-        samples.append(sum(len(setting.subsets(client)["train"]) for client in record["participants"]))
-        new.append(len(set(record["participants"]) - joined))
+        stamps.append(stamps[-1] + time.perf_counter() - started - record.seconds["evaluate"])
+        samples.append(sum(len(setting.subsets(client)["train"]) for client in record.participants))
+        new.append(len(set(record.participants) - joined))
     weights = {name.removeprefix("local.").removeprefix("extractor."): tensor for name, tensor in federation.now.server.items()}
     more = {"new_clients": new[arguments.warm_up :], "versions": {"fedmrl": version("fedmrl")}}
     common.report(arguments, weights, stamps, samples, processes=1, **more)

@@ -1,22 +1,66 @@
 """Model-heterogeneous federated learning: FedMRL and the methods it is compared with."""
 
-from fedmrl.config import Recipe, load_recipe
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from fedmrl.errors import DivergedError, InterruptedRun, UserError
-from fedmrl.federation import Run, run, run_seeds
-from fedmrl.models import OwnModel, Split, split
 from fedmrl.version import __version__
 
+if TYPE_CHECKING:
+    from fedmrl.comparison import Comparison, compare
+    from fedmrl.config import Recipe, load_recipe
+    from fedmrl.federation import run, run_seeds
+    from fedmrl.methods import FD, FML, FedAPEN, FedKD, FedMRL, FedProto, LGFedAvg, Method, Standalone, WeightSharing
+    from fedmrl.models import OwnModel, Split, split
+    from fedmrl.results import DivergedRun, RunResult
+
+_MODULES = {
+    "comparison": ("Comparison", "compare"),
+    "config": ("Recipe", "load_recipe"),
+    "federation": ("run", "run_seeds"),
+    "methods": (
+        "FD", "FML", "FedAPEN", "FedKD", "FedMRL", "FedProto", "LGFedAvg", "Method", "Standalone", "WeightSharing",
+    ),
+    "models": ("OwnModel", "Split", "split"),
+    "results": ("DivergedRun", "RunResult"),
+}  # fmt: skip
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
 __all__ = [
+    "FD",
+    "FML",
+    "Comparison",
     "DivergedError",
+    "DivergedRun",
+    "FedAPEN",
+    "FedKD",
+    "FedMRL",
+    "FedProto",
     "InterruptedRun",
+    "LGFedAvg",
+    "Method",
     "OwnModel",
     "Recipe",
-    "Run",
+    "RunResult",
     "Split",
+    "Standalone",
     "UserError",
+    "WeightSharing",
     "__version__",
+    "compare",
     "load_recipe",
     "run",
     "run_seeds",
     "split",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """A public name is loaded when it is first used, so that `import fedmrl` alone loads no torch."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'fedmrl' has no attribute {name!r}")
+    return getattr(import_module(f"fedmrl.{_MODULE_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -18,7 +18,7 @@ from fedmrl.engines.program import Trainer
 from fedmrl.errors import UserError
 from fedmrl.federation.launch import pick_device
 from fedmrl.federation.setup import prepare, schedule
-from fedmrl.federation.summary import device_name, recorded_modes, versions
+from fedmrl.federation.summary import device_name, versions
 from fedmrl.messages import Tensors, Upload, copy
 from fedmrl.methods import Round
 
@@ -165,7 +165,7 @@ def _measured(
     engine = _engine(row, settings)
     raw = engine.trained(round_, turns)
     outcomes = engine.encoded(raw, round_)
-    modes = recorded_modes(recipe)
+    modes = recipe.recorded_modes
     engine.evaluate(turns, modes)
     start = _since(started, place)
     passed()

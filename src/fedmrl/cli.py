@@ -8,7 +8,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +31,6 @@ from fedmrl.errors import DivergedError, InterruptedRun, UserError
 from fedmrl.federation.folder import new_folder
 from fedmrl.federation.launch import pick_device, run_seeds
 from fedmrl.federation.server import OnRound
-from fedmrl.federation.summary import shown_mode, shown_view
 from fedmrl.files import user_path, write_whole
 from fedmrl.methods import METHODS
 from fedmrl.models import CNNS
@@ -40,6 +39,7 @@ from fedmrl.report.tables import COLUMNS, MEANING, amount, time_said
 from fedmrl.report.tensorboard import writing
 from fedmrl.reproduce.experiments import EXPERIMENTS, Scale, Wanted
 from fedmrl.reproduce.measure import Clock
+from fedmrl.results import WHOSE, DivergedRun, Record, RunResult, Target
 
 
 class _Commands(TyperGroup):
@@ -158,18 +158,18 @@ def run(
         _end(f"{stopped}; go on with: fedmrl run {shlex.quote(str(folder))} --resume{options}", 130)
     if not several:
         (one,) = done
-        if isinstance(one, DivergedError):
-            raise one
-        _print_json({"folder": str(folder), **one.summary}) if as_json else _print_run(named, one, folder)
+        if isinstance(one, DivergedRun):
+            raise one.error()
+        _print_json({"folder": str(folder), **one.plain()}) if as_json else _print_run(named.recipe, one, folder)
         return
-    finished = [one for one in done if isinstance(one, fedmrl.Run)]
+    finished = [one for one in done if isinstance(one, RunResult)]
     if as_json:
-        _print_json({"folder": str(folder), "runs": [json.loads((path / "summary.json").read_text()) for path in outs]})
+        _print_json({"folder": str(folder), "runs": [one.plain() for one in done]})
     else:
         _print_seeds(named.recipe, finished, folder)
-    for seed, one in zip(chosen, done, strict=True):
-        if isinstance(one, DivergedError):
-            err.print(f"fedmrl: seed {seed}: {one}", soft_wrap=True, markup=False)
+    for one in done:
+        if isinstance(one, DivergedRun):
+            err.print(f"fedmrl: seed {one.seed}: {one.diverged.reason}", soft_wrap=True, markup=False)
     if len(finished) < len(done):
         raise typer.Exit(3)
 
@@ -188,7 +188,7 @@ def _runs_of_seeds(recipe: str) -> list[Path]:
 
 
 def _both(first: OnRound, second: OnRound) -> OnRound:
-    def on_round(record: Mapping[str, Any]) -> None:
+    def on_round(record: Record) -> None:
         first(record)
         second(record)
 
@@ -199,16 +199,16 @@ def _notice(line: str) -> None:
     err.print(line, soft_wrap=True, markup=False, style="dim")
 
 
-def _print_seeds(recipe: Recipe, runs: Sequence[fedmrl.Run], folder: Path) -> None:
-    view, mode = shown_view(recipe), shown_mode(recipe)
+def _print_seeds(recipe: Recipe, runs: Sequence[RunResult], folder: Path) -> None:
+    view, mode = recipe.headline_view, recipe.headline_mode
     table = _table(
         f"{recipe.method.title} on {recipe.data.name}: all clients, {view}, {mode}", "seed", "last round", "best round"
     )
-    values = [one.summary["accuracy"]["all"][view][mode] for one in runs]
+    values = [one.accuracy.all[view][mode] for one in runs]
     for one, value in zip(runs, values, strict=True):
-        table.add_row(str(one.recipe.seed), f"{value['last']:.1%}", f"{value['best']:.1%} (round {value['best_round']})")
+        table.add_row(str(one.seed), f"{value.last:.1%}", f"{value.best:.1%} (round {value.best_round})")
     if len(runs) > 1:
-        columns = ([value[which] for value in values] for which in ("last", "best"))
+        columns = [value.last for value in values], [value.best for value in values]
         table.add_row("mean", *(f"{np.mean(column):.1%} ± {np.std(column, ddof=1):.1%}" for column in columns))
     out.print(table)
     out.print(f"Each run is in {folder}/seed-*/   {_page_hint(folder)}", soft_wrap=True, markup=False)
@@ -229,29 +229,24 @@ def _resumed(recipe: str, resume: bool) -> Path | None:
     return folder
 
 
-def _print_run(named: NamedRecipe, done: fedmrl.Run, folder: Path) -> None:
-    recipe, summary = done.recipe, done.summary
+def _print_run(recipe: Recipe, done: RunResult, folder: Path) -> None:
     table = _table(f"{recipe.method.title} on {recipe.data.name}", "accuracy", "last round", "best round")
-    for whose, says in (("all", "all clients"), ("participants", "participants")):
-        for view, modes in summary["accuracy"][whose].items():
+    for whose, says in zip(WHOSE, ("all clients", "participants"), strict=True):
+        for view, modes in done.accuracy[whose].items():
             for mode, values in modes.items():
-                table.add_row(
-                    f"{says}, {view}, {mode}",
-                    f"{values['last']:.1%}",
-                    f"{values['best']:.1%} (round {values['best_round']})",
-                )
+                best = f"{values.best:.1%} (round {values.best_round})"
+                table.add_row(f"{says}, {view}, {mode}", f"{values.last:.1%}", best)
     out.print(table)
     if len(recipe.method.modes) > 1:
-        table = _table("Ways to predict, all clients at the end", "mode", *summary["inference"])
+        views = done.inference.items()
+        table = _table("Ways to predict, all clients at the end", "mode", *(view for view, _ in views))
         for mode in recipe.method.modes:
-            table.add_row(mode, *(f"{modes[mode]:.1%}" for modes in summary["inference"].values()))
+            table.add_row(mode, *(f"{modes[mode]:.1%}" for _, modes in views))
         out.print(table)
-    for cost in summary["targets"]:
-        if (cost["accuracy_of"], cost["view"]) == ("all", summary["view"]):
+    for cost in done.targets:
+        if (cost.accuracy_of, cost.view) == ("all", done.view):
             out.print(_cost_sentence(cost))
-    view, mode = shown_view(recipe), shown_mode(recipe)
-    final = summary["accuracy"]["all"][view][mode]["last"]
-    out.print(f"At the end the {recipe.clients} clients are right on {final:.1%} of their test samples, on average.")
+    out.print(f"At the end the {recipe.clients} clients are right on {done.headline():.1%} of their test samples, on average.")
     out.print(
         f"Everything is in {folder}: summary.json, clients.csv, rounds.jsonl, config.toml, split.json",
         soft_wrap=True,
@@ -260,11 +255,11 @@ def _print_run(named: NamedRecipe, done: fedmrl.Run, folder: Path) -> None:
     out.print(_page_hint(folder), soft_wrap=True, markup=False)
 
 
-def _cost_sentence(cost: dict[str, Any]) -> str:
-    if not cost["reached"]:
-        return f"{cost['target']:.0%} over all clients was not reached."
-    spent = f"{amount(cost['parameters'], '')} parameters sent and {amount(cost['flops'], 'FLOP')}"
-    return f"{cost['target']:.0%} over all clients was reached by round {cost['rounds']}: {spent} a client."
+def _cost_sentence(cost: Target) -> str:
+    if cost.parameters is None or cost.flops is None:
+        return f"{cost.target:.0%} over all clients was not reached."
+    spent = f"{amount(cost.parameters, '')} parameters sent and {amount(cost.flops, 'FLOP')}"
+    return f"{cost.target:.0%} over all clients was reached by round {cost.rounds}: {spent} a client."
 
 
 @app.command()
@@ -281,7 +276,7 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Run several methods on the same split with the same seeds: one table, one figure."""
-    from fedmrl.compare import compare as compare_methods
+    from fedmrl.comparison import compare as compare_methods
 
     names = _names(methods)
     named, recipes = _recipes(recipe, names, settings or [])
@@ -299,27 +294,27 @@ def compare(
 
     try:
         result = compare_methods(
-            recipes, chosen, folder, title=named.name, device=device, engine=engine, store=store, resume=resume,
+            recipes, seeds=chosen, out=folder, title=named.name, device=device, engine=engine, store=store, resume=resume,
             watch=runs_of, on_notice=_notice,
         )  # fmt: skip
     except (InterruptedRun, KeyboardInterrupt) as stopped:
         said = str(stopped) or "stopped between two runs"
         _end(f"{said}; go on with: the same command and --out {shlex.quote(str(folder))} --resume", 130)
     if as_json:
-        out.file.write((folder / "comparison.json").read_text())
+        out.file.write(result.to_json())
     else:
         table = _table(f"{named.name}: the same data, models and training for every method", *COLUMNS)
         for row in result.rows:
             table.add_row(*row)
         out.print(table)
         out.print(MEANING)
-    if not as_json and any(summary["status"] == "finished" for of_one in result.summaries.values() for summary in of_one):
+    if not as_json and result.results:
         where = f"Figure: {folder / 'accuracy.png'}   Table: {folder / 'table.md'}   Each run: {folder}/*/"
         out.print(where, soft_wrap=True, markup=False)
         out.print(_page_hint(folder), soft_wrap=True, markup=False)
     for sentence in result.diverged:
         err.print(f"fedmrl: {sentence}", soft_wrap=True, markup=False)
-    if len(result.diverged) == sum(map(len, result.summaries.values())):
+    if not result.results:
         raise typer.Exit(3)
 
 

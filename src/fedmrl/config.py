@@ -4,6 +4,7 @@ import difflib
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import cycle, islice
@@ -109,6 +110,31 @@ class Recipe(Table):
             )
         return self
 
+    @property
+    def headline_mode(self) -> str:
+        """The mode whose accuracy counts."""
+        return self.evaluation.mode or self.method.modes[0]
+
+    @property
+    def headline_view(self) -> Literal["own", "aggregated"]:
+        """The view whose accuracy counts: with what the server has last, as in the paper, where that makes a difference."""
+        return "aggregated" if self.method.hears_server else "own"
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        """The views whose accuracy is measured: a client as it is, and after hearing the server, if it does."""
+        return ("own", "aggregated") if self.method.hears_server else ("own",)
+
+    @property
+    def recorded_modes(self) -> list[str]:
+        """The modes whose accuracy is recorded in each round, the one that counts first."""
+        modes = self.method.modes
+        return list(dict.fromkeys([self.headline_mode, *(modes if self.method.records_every_mode else modes[:1])]))
+
+    def evaluates_all(self, number: int) -> bool:
+        """Whether all clients are evaluated after this round, counted from 1."""
+        return number % self.evaluation.every == 0 or number == self.rounds
+
     def resolved(self) -> dict[str, Any]:
         """All of it as plain data, defaults written out; what is not set is left out."""
         plain = self.model_dump(exclude={"method"}, exclude_none=True, mode="json")
@@ -119,11 +145,16 @@ class Recipe(Table):
         """The resolved recipe as a file that `fedmrl run` takes."""
         return tomli_w.dumps(self.resolved())
 
-    def with_method(self, name: str, changes: Mapping[str, Any]) -> "Recipe":
-        """The same setting with another method, or with other fields of the same one."""
-        fields = self.method.model_dump() if name == self.method.name else {}
-        rest = {table: getattr(self, table) for table in type(self).model_fields if table != "method"}
-        return parse_recipe({**rest, "method": {"name": name, **fields, **changes}}, source=name)
+    def with_method(self, method: str | Method, changes: Mapping[str, Any] | None = None) -> "Recipe":
+        """The recipe with another method, by its name or as an object, or with other fields of the one it has."""
+        if isinstance(method, Method):
+            return parse_recipe({**self.tables(), "method": method}, source=method.name)
+        fields = self.method.model_dump() if method == self.method.name else {}
+        return parse_recipe({**self.tables(), "method": {"name": method, **fields, **(changes or {})}}, source=method)
+
+    def tables(self) -> dict[str, Any]:
+        """Its keys and tables, each as it is."""
+        return {key: getattr(self, key) for key in type(self).model_fields}
 
 
 @dataclass(frozen=True)
@@ -134,7 +165,11 @@ class NamedRecipe:
     recipe: Recipe
 
 
-def load_recipe(recipe: str | Path, settings: Mapping[str, Any] | Iterable[str] = ()) -> Recipe:
+Settings = Mapping[str, Any] | Iterable[str]
+"""Changes to a recipe by the paths of its keys: `{"training.lr": 0.05}` or `["training.lr=0.05"]`."""
+
+
+def load_recipe(recipe: str | Path, settings: Settings = ()) -> Recipe:
     """The recipe of that name or file, with keys changed by their paths.
 
     >>> load_recipe("quickstart", {"rounds": 3, "method.d1": 20}).method.d1
@@ -143,16 +178,32 @@ def load_recipe(recipe: str | Path, settings: Mapping[str, Any] | Iterable[str] 
     return load_named(recipe, settings).recipe
 
 
-def load_named(recipe: str | Path, settings: Mapping[str, Any] | Iterable[str] = ()) -> NamedRecipe:
-    """The same, with the recipe's name. A folder of a run stands for the recipe in it."""
-    if not isinstance(recipe, str | Path):
-        raise UserError(f"recipe is {recipe!r}; give the name of a recipe, a TOML file or a run's folder")
-    path, name = _find(recipe)
-    plain = _read(path)
+def load_named(recipe: str | Path | Recipe, settings: Settings = (), method: str | Method | None = None) -> NamedRecipe:
+    """The recipe that is meant, with the name it goes by: a recipe's name, a TOML file, a run's folder, or a recipe itself.
+    `settings` change keys by their paths, after the method was changed, if one is given by its name or as an object.
+    """
+    if method is not None and not isinstance(method, str | Method):
+        raise UserError(f"method is {method!r}; give a method's name, or a method as fedmrl.FedMRL(d1=100)")
+    changes = [*_pairs(settings)]
+    if isinstance(recipe, Recipe):
+        plain, name, source = recipe.tables(), str(recipe.data.name), "settings"
+    elif isinstance(recipe, str | Path):
+        path, name = _find(recipe)
+        plain, source = _read(path), str(recipe)
+    else:
+        raise UserError(f"recipe is {recipe!r}; give the name of a recipe, a TOML file, a run's folder or a fedmrl.Recipe")
+    if isinstance(method, Method):
+        plain["method"] = method
+    elif method is not None:
+        changes = [("method.name", method), *((key, value) for key, value in changes if key != "method.name")]
+    return NamedRecipe(name, parse_recipe(_changed(plain, changes), source))
+
+
+def _changed(plain: dict[str, Any], changes: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     # The method's name comes first: setting it drops the fields of the method that the recipe named.
-    for key, value in sorted(_pairs(settings), key=lambda pair: pair[0] != "method.name"):
+    for key, value in sorted(changes, key=lambda pair: pair[0] != "method.name"):
         _set(plain, key, value)
-    return NamedRecipe(name, parse_recipe(plain, source=str(recipe)))
+    return plain
 
 
 def known_recipes() -> dict[str, str]:
@@ -218,7 +269,7 @@ def _absolute(value: Any, folder: Path) -> Any:
     return str(folder.absolute() / user_path(value, "recipe")) if isinstance(value, str) and value else value
 
 
-def _pairs(settings: Mapping[str, Any] | Iterable[str]) -> Iterator[tuple[str, Any]]:
+def _pairs(settings: Settings) -> Iterator[tuple[str, Any]]:
     if isinstance(settings, Mapping):
         yield from ((str(key), value) for key, value in settings.items())
         return
@@ -252,7 +303,9 @@ def _set(plain: dict[str, Any], key: str, value: Any) -> None:
     *tables, last = key.split(".")
     within = plain
     for table in tables:
-        within = within.setdefault(table, {})
+        if isinstance(found := within.setdefault(table, {}), Table):  # of a recipe that is changed from Python
+            within[table] = {**({"name": found.name} if isinstance(found, Method) else {}), **found.model_dump()}
+        within = within[table]
         if not isinstance(within, dict):
             raise UserError(f"--set {key}: {table} is a value, not a table")
     if key == "method.name" and within.get("name") != value:
@@ -271,6 +324,8 @@ def parse_recipe(plain: Mapping[str, Any], source: str) -> Recipe:
 
 
 def _parse_method(table: Any, source: str) -> Method:
+    if isinstance(table, Method):
+        return table
     if not isinstance(table, dict):
         raise UserError(f"{source}: method is {table!r}; it must be a table with a name")
     fields = dict(table)
@@ -283,6 +338,22 @@ def _parse_method(table: Any, source: str) -> Method:
         return METHODS[name].model_validate(fields)
     except ValidationError as error:
         raise UserError(_sentence(error, fields, source, METHODS[name], prefix="method.")) from error
+
+
+def settings_of(config: str) -> dict[str, Any]:
+    """Every key of a recipe by its path; one that the version which wrote it did not know yet has its default."""
+    plain = tomllib.loads(config)
+    with suppress(UserError):  # a version that knows other keys: they are taken as they stand
+        plain = tomllib.loads(parse_recipe(plain, "config.toml").to_toml())
+    return _flat(plain)
+
+
+def _flat(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Tables within tables as one, each value by its path."""
+    found: dict[str, Any] = {}
+    for key, value in plain.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
 
 
 def known_keys(method: type[Method]) -> dict[str, Any]:

@@ -10,12 +10,18 @@ class UserError(Exception):
 class DivergedError(Exception):
     """A client's loss or weights stopped being finite. The command line exits with 3."""
 
-    def __init__(self, client: int, round_index: int, what: str) -> None:
-        super().__init__(
-            f"client {client}'s {what} became NaN or infinite in round {round_index + 1}; try a smaller training.lr"
-        )
+    def __init__(self, client: int, round_: int, reason: str) -> None:
+        super().__init__(reason)
         self.client = client
-        self.round = round_index
+        self.round = round_
+        """Counted from 1."""
+
+    @classmethod
+    def of(cls, client: int, round_: int, what: str) -> "DivergedError":
+        """What became NaN or infinite, in which round, counted from 1."""
+        return cls(
+            client, round_, f"client {client}'s {what} became NaN or infinite in round {round_}; try a smaller training.lr"
+        )
 
 
 class InterruptedRun(Exception):  # noqa: N818  (an interruption is not an error)

@@ -48,6 +48,11 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def sha256_of_text(text: str) -> str:
+    """A text's SHA-256."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def check_sha256(path: Path, found: str, written: str) -> None:
     """Refuse a file that is not as it was written; an empty `written` is of a version that kept no checksums."""
     if written and found != written:

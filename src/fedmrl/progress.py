@@ -1,15 +1,15 @@
 """Live progress of a run: a bar with the time left and the accuracy on a terminal, a line now and then elsewhere."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedmrl.federation.server import OnRound
+from fedmrl.results import Record, Whose
 
 _EVERY = 10.0  # seconds between lines where there is no terminal
 
@@ -65,10 +65,10 @@ def watching(console: Console, label: str, rounds: int, overall: Overall | None 
         task = bar.add_task(label, total=rounds, accuracy="", overall="")
         describe, left = Description(), _Left(rounds)
 
-        def on_round(record: Mapping[str, Any]) -> None:
-            own = left.after(record["round"])
+        def on_round(record: Record) -> None:
+            own = left.after(record.round)
             whole = f"(all {timedelta(seconds=round(own + overall.after_this()))})" if overall else ""
-            bar.update(task, completed=record["round"], accuracy=describe.short(record), overall=whole)
+            bar.update(task, completed=record.round, accuracy=describe.short(record), overall=whole)
 
         yield on_round
 
@@ -77,9 +77,9 @@ def _lines(console: Console, label: str, rounds: int, overall: Overall | None) -
     said = time.monotonic()
     describe, left = Description(), _Left(rounds)
 
-    def on_round(record: Mapping[str, Any]) -> None:
+    def on_round(record: Record) -> None:
         nonlocal said
-        now, done, said_of_it = time.monotonic(), record["round"], describe(record)
+        now, done, said_of_it = time.monotonic(), record.round, describe(record)
         own = left.after(done)
         whole = f", {own + overall.after_this():.0f} s for all methods" if overall else ""
         if now - said >= _EVERY or done == rounds:
@@ -115,20 +115,21 @@ class Description:
     def __init__(self) -> None:
         self._everyone = self._everyone_short = ""
 
-    def short(self, record: Mapping[str, Any]) -> str:
-        """The same for a line that also holds a bar, in 80 columns."""
+    def short(self, record: Record) -> str:
+        """The words for a line that also holds a bar, in 80 columns."""
         self(record)
-        return f"{_newest(record, 'participants'):.1%} now{self._everyone_short}"
+        return f"{_newest(record, 'participants')} now{self._everyone_short}"
 
-    def __call__(self, record: Mapping[str, Any]) -> str:
+    def __call__(self, record: Record) -> str:
         """The words for the newest round."""
-        if "all" in record["accuracy"]:
-            self._everyone_short = f", {_newest(record, 'all'):.1%} all"
-            self._everyone = f"accuracy {_newest(record, 'all'):.1%} (all clients, round {record['round']}), "
-        return f"{self._everyone}{_newest(record, 'participants'):.1%} (this round's), loss {record['loss']:.3f}"
+        if record.accuracy.all is not None:
+            self._everyone_short = f", {_newest(record, 'all')} all"
+            self._everyone = f"accuracy {_newest(record, 'all')} (all clients, round {record.round}), "
+        if record.loss is None:
+            return f"{self._everyone}nobody replied"
+        return f"{self._everyone}{_newest(record, 'participants')} (this round's), loss {record.loss:.3f}"
 
 
-def _newest(record: Mapping[str, Any], whose: str) -> float:
-    views = record["accuracy"][whose]
-    accuracy: float = next(iter(views.get("aggregated", views["own"]).values()))
-    return accuracy
+def _newest(record: Record, whose: Whose) -> str:
+    means = record.accuracy[whose]
+    return f"{(means.aggregated or means.own).first:.1%}" if means else "–"

@@ -45,8 +45,8 @@ def numbers(case, engine, precision, settings):
     tensors = {f"server {name}": tensor for name, tensor in federation.now.server.items()}
     for client, state in federation.now.states.items():
         tensors |= {f"client {client} {name}": tensor for name, tensor in state.items()}
-    records = [{key: value for key, value in record.items() if key != "seconds"} for record in run.records]
-    return tensors, records, run.summary["inference"], [row["accuracy"] for row in run.summary["clients"]]
+    records = [record.model_dump(exclude={"seconds"}, exclude_none=True) for record in run.records]
+    return tensors, records, run.plain()["inference"], [row.accuracy for row in run.clients]
 
 
 def assert_agree(case, precision, tolerance, settings):

@@ -173,10 +173,10 @@ def test_seeds_run_as_one_give_the_numbers_each_gives_alone(method, engine):
     fused = run_seeds(recipe, [0, 3, 5], engine=engine)
     for seed, run in zip([0, 3, 5], fused, strict=True):
         alone = fedmrl.run(recipe.model_copy(update={"seed": seed}), engine=engine)
-        assert run.summary["seed"] == seed
-        assert run.summary["accuracy"] == alone.summary["accuracy"]
-        assert [r["loss"] for r in run.records] == pytest.approx([r["loss"] for r in alone.records], rel=1e-12)
-        assert [r["participants"] for r in run.records] == [r["participants"] for r in alone.records]
+        assert run.seed == seed
+        assert run.accuracy == alone.accuracy
+        assert [r.loss for r in run.records] == pytest.approx([r.loss for r in alone.records], rel=1e-12)
+        assert [r.participants for r in run.records] == [r.participants for r in alone.records]
 
 
 def test_a_seed_that_diverges_leaves_the_others_alone(tmp_path):
@@ -192,10 +192,10 @@ def test_a_seed_that_diverges_leaves_the_others_alone(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(BatchedEngine, "train", breaking)
         one, two = run_seeds(recipe, [0, 1], outs=federations, engine="batched")
-    assert one.summary["status"] == "finished"
-    assert isinstance(two, fedmrl.DivergedError)
+    assert one.status == "finished"
+    assert isinstance(two, fedmrl.DivergedRun)
     assert '"status": "diverged"' in (federations[1] / "summary.json").read_text()
-    assert one.summary["accuracy"] == fedmrl.run(recipe, engine="batched").summary["accuracy"]
+    assert one.accuracy == fedmrl.run(recipe, engine="batched").accuracy
 
 
 @pytest.fixture
@@ -232,8 +232,8 @@ def test_a_seed_that_diverges_leaves_the_others_alone_when_running_ahead(method,
 
     monkeypatch.setattr(SimulatedClients, "state", state)
     one, two = run_seeds(recipe, [0, 1], engine="batched")
-    assert isinstance(two, fedmrl.DivergedError)
-    assert one.summary["accuracy"] == alone.summary["accuracy"]
+    assert isinstance(two, fedmrl.DivergedRun)
+    assert one.accuracy == alone.accuracy
 
 
 def test_plans_are_made_ahead_for_the_next_round_and_used(monkeypatch):

@@ -69,12 +69,12 @@ def test_a_run_that_diverges_is_told(method, tmp_path):
 @pytest.mark.parametrize("store", ["device", "host", "disk"])
 def test_every_store_gives_the_same_run(store):
     recipe = tiny_recipe("fedmrl", training__precision="fp32")
-    expected = fedmrl.run(recipe, device="cuda").summary["accuracy"]
-    assert fedmrl.run(recipe, device="cuda", store=store).summary["accuracy"] == expected
+    expected = fedmrl.run(recipe, device="cuda").accuracy
+    assert fedmrl.run(recipe, device="cuda", store=store).accuracy == expected
 
 
 def test_seeds_run_as_one_come_close_to_each_alone():
     recipe = tiny_recipe("fedmrl", training__precision="fp32")
     for seed, run in zip([0, 3], run_seeds(recipe, [0, 3], device="cuda"), strict=True):
         alone = fedmrl.run(recipe.model_copy(update={"seed": seed}), device="cuda")
-        assert [r["loss"] for r in run.records] == pytest.approx([r["loss"] for r in alone.records], rel=1e-3)
+        assert [r.loss for r in run.records] == pytest.approx([r.loss for r in alone.records], rel=1e-3)

@@ -187,13 +187,13 @@ def test_a_resumed_run_of_stacks_ends_where_an_uninterrupted_one_ends(tmp_path):
     whole = fedmrl.run(recipe, engine="batched", out=tmp_path / "whole")
 
     def stop(record):
-        if record["round"] == 3:
+        if record.round == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(fedmrl.InterruptedRun):
         fedmrl.run(recipe, engine="batched", out=tmp_path / "parts", on_round=stop)
     parts = fedmrl.run(recipe, engine="batched", out=tmp_path / "parts", resume=True)
-    assert [r["loss"] for r in parts.records] == [r["loss"] for r in whole.records]
+    assert [r.loss for r in parts.records] == [r.loss for r in whole.records]
 
 
 @pytest.mark.parametrize("method", ["fd", "fedproto"])
@@ -291,7 +291,7 @@ def test_what_a_stack_would_hide_is_found(kinds, tmp_path):
         fedmrl.run(recipe, models=kinds * 2, engine=engine, out=tmp_path / engine, store="device")
         for engine in ("reference", "batched")
     ]
-    one, two = ([(r["loss"], r["accuracy"]) for r in run.records] for run in runs)
+    one, two = ([(r.loss, r.accuracy) for r in run.records] for run in runs)
     assert [loss for loss, _ in two] == pytest.approx([loss for loss, _ in one], rel=1e-9)
     assert [accuracy for _, accuracy in two] == [accuracy for _, accuracy in one]
     for path in (tmp_path / "reference" / "checkpoint").glob("client-*.safetensors"):

@@ -131,5 +131,5 @@ def test_undamaged_it_goes_on_to_the_numbers_of_one_that_was_never_stopped(stopp
     shutil.copytree(source, folder)
     log = folder / "rounds.jsonl"
     log.write_text(log.read_text() + '{"round": 3, "cut off in the mid')  # as a power cut leaves it
-    resumed = fedmrl.run(fedmrl.load_recipe(folder), out=folder, resume=True, store=store).summary
-    assert resumed["states_sha256"] == fedmrl.run(tiny_recipe("fedmrl")).summary["states_sha256"]
+    resumed = fedmrl.run(fedmrl.load_recipe(folder), out=folder, resume=True, store=store)
+    assert resumed.states_sha256 == fedmrl.run(tiny_recipe("fedmrl")).states_sha256

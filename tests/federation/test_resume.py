@@ -23,7 +23,7 @@ from fedmrl.federation.store import DeviceStore
 
 def stop_after(rounds):
     def on_round(record):
-        if record["round"] == rounds:
+        if record.round == rounds:
             raise KeyboardInterrupt
 
     return on_round
@@ -120,7 +120,7 @@ def test_resuming_a_finished_run_gives_its_result_and_trains_nothing(tmp_path):
     recipe = tiny_recipe("standalone", rounds=1)
     first = fedmrl.run(recipe, out=tmp_path / "run")
     again = fedmrl.run(recipe, out=tmp_path / "run", resume=True, on_round=lambda _: pytest.fail("it trained"))
-    assert again.summary == first.summary and len(again.records) == 1
+    assert again.plain() == first.plain() and len(again.records) == 1
 
 
 def test_a_changed_recipe_is_refused_by_what_changed(tmp_path):
@@ -173,7 +173,7 @@ def test_a_run_of_a_version_that_lacked_a_key_goes_on_with_its_default(tmp_path)
     config.write_text("\n".join(older))
     unsealed(out / "checkpoint" / "state.json")
     told = []
-    assert fedmrl.run(recipe, out=out, resume=True, on_notice=told.append).summary["status"] == "finished"
+    assert fedmrl.run(recipe, out=out, resume=True, on_notice=told.append).status == "finished"
     assert any("begun by a version that kept no checksums" in line for line in told)
 
 
@@ -185,10 +185,10 @@ def harmed(plain, every):
 def test_a_damaged_summary_is_told_and_made_anew(tmp_path):
     recipe, out, told = tiny_recipe("standalone", rounds=1), tmp_path / "run", []
     first = fedmrl.run(recipe, out=out)
-    for harm, changed in harmed(first.summary, 13):
+    for harm, changed in harmed(first.plain(), 13):
         (out / "summary.json").write_text(json.dumps(changed))
         again = fedmrl.run(recipe, out=out, resume=True, on_notice=told.append)
-        assert again.summary["inference"] == first.summary["inference"], harm
+        assert again.inference == first.inference, harm
         assert json.loads((out / "summary.json").read_text())["status"] == "finished", harm
     assert any("summary.json is damaged; it is made anew" in line for line in told)
 
@@ -198,13 +198,13 @@ def test_a_run_that_was_stopped_goes_on_or_says_in_a_sentence_what_is_damaged(tm
     recipe, out = tiny_recipe("standalone", rounds=2), tmp_path / "run"
     with pytest.raises(InterruptedRun):
         fedmrl.run(recipe, out=out, on_round=stop_after(1))
-    whole = fedmrl.run(recipe).summary
+    whole = fedmrl.run(recipe)
     path, kept = out / name, {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
     for harm, changed in harmed(json.loads(path.read_text()), 3):
         path.write_text(json.dumps(changed) + "\n")
         try:
-            again = fedmrl.run(recipe, out=out, resume=True).summary
-            assert (again["inference"], again["clients"]) == (whole["inference"], whole["clients"]), harm
+            again = fedmrl.run(recipe, out=out, resume=True)
+            assert (again.inference, again.clients) == (whole.inference, whole.clients), harm
         except UserError as refusal:
             assert len(str(refusal).splitlines()) == 1, harm
         (out / "summary.json").unlink(missing_ok=True)
@@ -234,7 +234,7 @@ def test_states_that_nobody_wants_are_dropped_at_the_end_and_not_before(tmp_path
         fedmrl.run_seeds(recipe, [0], outs=[out], keep=False, store=store, on_round=stop_after(2))
     assert list(out.glob("checkpoint/*.safetensors"))
     done = fedmrl.run_seeds(recipe, [0], outs=[out], keep=False, store=store, resume=True)[0]
-    assert done.summary["accuracy"] == fedmrl.run(recipe).summary["accuracy"]
+    assert done.accuracy == fedmrl.run(recipe).accuracy
     assert not (out / "checkpoint").exists()
 
 
@@ -248,10 +248,10 @@ def test_a_run_that_goes_on_elsewhere_names_both_places_and_counts_the_time_of_b
     saved.write_text(json.dumps({**state, "seconds": 1000}))
     unsealed(saved)
     monkeypatch.setattr("fedmrl.federation.summary.device_name", lambda _: "a GPU")
-    summary = fedmrl.run(recipe, out=out, engine="batched", resume=True).summary
-    assert summary["engine"] == "reference, then batched"
-    assert summary["device"] == f"{state['devices'][0]}, then a GPU"
-    assert summary["wall_seconds"] > 1000
+    run = fedmrl.run(recipe, out=out, engine="batched", resume=True)
+    assert run.engine == "reference, then batched"
+    assert run.device == f"{state['devices'][0]}, then a GPU"
+    assert run.wall_seconds > 1000
 
 
 def test_a_place_where_no_round_was_made_is_not_named(tmp_path):
@@ -260,13 +260,13 @@ def test_a_place_where_no_round_was_made_is_not_named(tmp_path):
     federation.folder = RunFolder.create(out, recipe, [*federation.clients.setting().members.values()])
     federation.interrupted()
     federation.folder.close()
-    assert fedmrl.run(recipe, out=out, engine="batched", resume=True).summary["engine"] == "batched"
+    assert fedmrl.run(recipe, out=out, engine="batched", resume=True).engine == "batched"
 
 
 def test_a_summary_says_how_many_seeds_were_run_as_one(tmp_path):
     recipe = tiny_recipe("standalone", rounds=1)
-    assert fedmrl.run(recipe).summary["together"] == 1
-    assert [run.summary["together"] for run in fedmrl.run_seeds(recipe, [0, 1])] == [2, 2]
+    assert fedmrl.run(recipe).together == 1
+    assert [run.together for run in fedmrl.run_seeds(recipe, [0, 1])] == [2, 2]
 
 
 def test_a_file_that_has_changed_since_is_not_gone_on_with(tmp_path):
@@ -279,7 +279,7 @@ def test_a_file_that_has_changed_since_is_not_gone_on_with(tmp_path):
     with pytest.raises(UserError, match="the file that participation names has changed since"):
         fedmrl.run(recipe, out=out, resume=True)
     who.write_text("[[0, 1], [0, 1], [0, 1]]")
-    assert fedmrl.run(recipe, out=out, resume=True).summary["status"] == "finished"
+    assert fedmrl.run(recipe, out=out, resume=True).status == "finished"
 
 
 def test_two_runs_do_not_write_into_one_folder(tmp_path):

@@ -48,7 +48,7 @@ def federation(recipe, silent=None):
 
 
 def without_time(records):
-    return [{key: value for key, value in record.items() if key not in ("seconds", "asked", "down")} for record in records]
+    return [record.model_dump(exclude={"seconds", "asked", "down"}) for record in records]
 
 
 @pytest.mark.parametrize("method", ALL_METHODS)
@@ -58,10 +58,10 @@ def test_a_round_goes_on_with_the_replies_that_come_as_if_the_others_had_not_bee
     fewer = tiny_recipe(method, participation=given(tmp_path, [0, 2, 3], [0, 1, 2, 3], [1]))
     partly, meant = federation(whole, {0: [1], 2: [0, 2, 3]}), federation(fewer)
     one, other = partly.run(), meant.run()
-    assert [record["asked"] for record in one.records] == every
-    assert [record["participants"] for record in one.records] == [[0, 2, 3], [0, 1, 2, 3], [1]]
+    assert [record.asked for record in one.records] == every
+    assert [record.participants for record in one.records] == [[0, 2, 3], [0, 1, 2, 3], [1]]
     assert without_time(one.records) == without_time(other.records)
-    assert one.summary["states_sha256"] == other.summary["states_sha256"]
+    assert one.states_sha256 == other.states_sha256
 
 
 def test_a_round_that_nobody_answers_leaves_everything_as_it_was(tmp_path):
@@ -73,9 +73,9 @@ def test_a_round_that_nobody_answers_leaves_everything_as_it_was(tmp_path):
     assert all(torch.equal(fed.now.server[name], first.server[name]) for name in first.server)
     assert fed.now.states == first.states and fed.now.times == first.times == {0: 1, 1: 1}
     record = fed.now.records[-1]
-    assert (record["asked"], record["participants"], record["loss"]) == ([0, 1], [], None)
-    assert set(record["accuracy"]) == {"all"} and record["up"]["bytes"] == 0 < record["down"]["bytes"]
-    assert fed.run().summary["status"] == "finished"
+    assert (record.asked, record.participants, record.loss) == ([0, 1], [], None)
+    assert record.accuracy.participants is None and record.accuracy.all and record.up.bytes == 0 < record.down.bytes
+    assert fed.run().status == "finished"
 
 
 @pytest.mark.parametrize("engine", [Reference(), Batched()], ids=["reference", "batched"])
@@ -90,8 +90,8 @@ def test_a_client_that_joins_between_rounds_counts_as_if_it_had_been_left_out_be
     assert grown.join(setting.members[4]) == 4
     one, other = grown.run(), whole.run()
     assert without_time(one.records) == without_time(other.records)
-    assert one.summary["states_sha256"] == other.summary["states_sha256"]
-    assert len(one.summary["clients"]) == 5
+    assert one.states_sha256 == other.states_sha256
+    assert len(one.clients) == 5
 
 
 def test_a_client_with_a_model_of_a_new_kind_can_join():
@@ -101,20 +101,20 @@ def test_a_client_with_a_model_of_a_new_kind_can_join():
     fed.commit(fed.next_round())
     fed.join(replace(setting.members[0], model=CNN(conv1=3, conv2=3, fc1=9, fc2=7)))
     run = fed.run()
-    assert run.summary["clients"][4]["model"] == "CNN(3-3-9-7)" and run.summary["clients"][4]["rounds"] == 2
-    assert run.records[1]["participants"] == [0, 1, 2, 3, 4], "it is drawn among all that there are"
+    assert run.clients[4].model == "CNN(3-3-9-7)" and run.clients[4].rounds == 2
+    assert run.records[1].participants == [0, 1, 2, 3, 4], "it is drawn among all that there are"
 
 
 def test_an_engine_can_be_given_as_an_object_or_a_class():
     recipe = tiny_recipe("fedmrl")
     by_name = fedmrl.run(recipe, engine="batched")
     for engine in (Batched(), Batched(way="eager")):
-        assert fedmrl.run(recipe, engine=engine).summary["states_sha256"] == by_name.summary["states_sha256"]
+        assert fedmrl.run(recipe, engine=engine).states_sha256 == by_name.states_sha256
 
     class Mine(ReferenceEngine):
         name = "mine"
 
-    assert fedmrl.run(recipe, engine=Mine).summary["engine"] == "mine"
+    assert fedmrl.run(recipe, engine=Mine).engine == "mine"
 
 
 @pytest.mark.parametrize("engine", [3, "fast", None, ReferenceEngine(prepare(tiny_recipe(), CPU))])

@@ -32,9 +32,9 @@ def recipe_on(vectors, method, **settings):
 @pytest.mark.parametrize("method", ALL_METHODS)
 def test_every_method_learns_vectors_with_mlps(vectors, method):
     run = fedmrl.run(recipe_on(vectors, method))
-    assert [row["model"] for row in run.summary["clients"]] == ["MLP(16-6)", "MLP(8-6)"] * 2
-    assert np.mean([row["accuracy"] for row in run.summary["clients"]]) > 0.9
-    assert all(record["flops"] > 0 for record in run.records)
+    assert [row.model for row in run.clients] == ["MLP(16-6)", "MLP(8-6)"] * 2
+    assert np.mean([row.accuracy for row in run.clients]) > 0.9
+    assert all(record.flops > 0 for record in run.records)
 
 
 def test_each_feature_is_standardised_by_itself(vectors):
@@ -54,14 +54,14 @@ def test_the_shared_mlp_is_the_smallest_with_its_representation_cut_to_d1(vector
 def test_mlps_and_cnns_serve_one_federation_on_images(tmp_path):
     recipe = tiny_recipe(models__local=[CNNS[0], {"hidden": [8]}], models__small={"hidden": [16, 5]})
     run = fedmrl.run(recipe, out=tmp_path / "run")
-    assert [row["model"] for row in run.summary["clients"]] == ["CNN(2-3-8-6)", "MLP(8)"] * 2
+    assert [row.model for row in run.clients] == ["CNN(2-3-8-6)", "MLP(8)"] * 2
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "finished"
-    assert fedmrl.run(fedmrl.load_recipe(tmp_path / "run"), out=tmp_path / "run", resume=True).summary == run.summary
+    assert fedmrl.run(fedmrl.load_recipe(tmp_path / "run"), out=tmp_path / "run", resume=True).plain() == run.plain()
 
 
 def test_images_are_augmented_for_mlps_too_and_vectors_are_not(vectors):
     flip = {"training__augment__flip": True}
-    assert fedmrl.run(tiny_recipe("standalone", models__local=[{"hidden": [8]}], **flip)).summary["status"] == "finished"
+    assert fedmrl.run(tiny_recipe("standalone", models__local=[{"hidden": [8]}], **flip)).status == "finished"
     with pytest.raises(fedmrl.UserError, match=r"training.augment is for images, and arrays has samples of shape \(8,\)"):
         fedmrl.run(recipe_on(vectors, "standalone", **flip))
 

@@ -37,9 +37,9 @@ def test_a_run_with_states_on_disk_gives_what_it_gives_with_states_in_memory(tmp
     two = fedmrl.run(recipe, engine=engine, store="disk")
     three = fedmrl.run(recipe, engine=engine, store="disk", out=tmp_path / "run")
     for run in (two, three):
-        assert run.summary["accuracy"] == one.summary["accuracy"]
-        assert [record["loss"] for record in run.records] == [record["loss"] for record in one.records]
-    assert (one.summary["store"], two.summary["store"]) == ("device", "disk")
+        assert run.accuracy == one.accuracy
+        assert [record.loss for record in run.records] == [record.loss for record in one.records]
+    assert (one.store, two.store) == ("device", "disk")
 
 
 def test_the_checkpoint_of_a_run_on_disk_holds_each_client_once(tmp_path):
@@ -54,13 +54,13 @@ def test_a_run_may_go_on_with_another_store(tmp_path, first):
     recipe = tiny_recipe("fedmrl", rounds=4)
 
     def stop(record):
-        if record["round"] == 2:
+        if record.round == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(InterruptedRun):
         fedmrl.run(recipe, store=first, out=tmp_path / "run", on_round=stop)
     gone_on = fedmrl.run(recipe, store={"disk": "device", "device": "disk"}[first], out=tmp_path / "run", resume=True)
-    assert gone_on.summary["accuracy"] == fedmrl.run(recipe).summary["accuracy"]
+    assert gone_on.accuracy == fedmrl.run(recipe).accuracy
 
 
 def test_without_a_folder_superseded_files_are_deleted(monkeypatch):
@@ -121,4 +121,4 @@ def test_a_few_states_at_a_time_are_fetched_for_an_evaluation(monkeypatch):
     recipe = tiny_recipe("fedmrl")
     whole = fedmrl.run(recipe)
     monkeypatch.setattr("fedmrl.federation.simulated._LOADED", 1)
-    assert fedmrl.run(recipe, store="disk").summary["accuracy"] == whole.summary["accuracy"]
+    assert fedmrl.run(recipe, store="disk").accuracy == whole.accuracy

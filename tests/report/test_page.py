@@ -15,6 +15,7 @@ from fedmrl.federation.launch import run_seeds
 from fedmrl.report.page import NO_BREAK, embedded, page, page_data, write_page
 from fedmrl.report.runs import find_runs, make_series
 from fedmrl.report.tables import comparison_rows
+from fedmrl.results import RunResult
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +209,7 @@ def test_seeds_that_were_run_as_one_share_their_time(runs):
     data = data_of(runs)
     found = {one["name"]: total["words"]["time"] for one, total in zip(data["series"], data["totals"], strict=True)}
     assert found == {"FedMRL": "4 min 10 s", "Standalone": "20.0 s"}
-    rows = comparison_rows({"fedmrl": "FedMRL"}, {"fedmrl": [summary_of(runs / f"fedmrl-seed-{seed}") for seed in (0, 1)]})
+    rows = comparison_rows({"fedmrl": "FedMRL"}, {"fedmrl": [RunResult.read(runs / f"fedmrl-seed-{seed}") for seed in (0, 1)]})
     assert rows[0][-1] == "250.0 s"
 
 
@@ -298,7 +299,7 @@ def test_no_name_in_a_file_becomes_markup(runs, tmp_path):
 
 def test_a_name_that_is_no_text_is_shown_as_well_as_can_be(runs):
     folder = runs / "fedmrl-seed-0"
-    change(folder, method="broken\udcff")
+    change(folder, title="broken\udcff")
     assert "broken? reached" in write_page([folder]).read_text(encoding="utf-8")
 
 
@@ -326,6 +327,17 @@ def broken(name, text):
     return change_it
 
 
+def without_view(path):
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    for record in records:
+        for by_view in record["accuracy"].values():
+            del by_view["aggregated"]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+WHERE = {"client": 1, "round": 2, "reason": "why"}
+
+
 def unlink(name):
     return lambda folder: (folder / "fedmrl-seed-0" / name).unlink()
 
@@ -334,16 +346,16 @@ def unlink(name):
     ("harm", "says"),
     [
         (broken("summary.json", '{"status": '), "summary.json is damaged"),
-        (broken("summary.json", "[]"), "is not a summary"),
+        (broken("summary.json", "[]"), "summary.json is damaged"),
         (broken("summary.json", '{"status": "finished"}'), r"summary.json is damaged \(method: Field required\)"),
         (broken("config.toml", "= 3"), "config.toml is damaged"),
-        (broken("rounds.jsonl", '{"round": 1}\n'), r"rounds.jsonl is damaged \(accuracy"),
+        (broken("rounds.jsonl", '{"round": 1}\n'), r"rounds.jsonl is damaged \(participants: Field required"),
         (broken("rounds.jsonl", ""), "lacks the accuracy of"),
-        (broken("rounds.jsonl", '{"round": 1, "accuracy": {"all": {}}}\n'), "lacks the accuracy of 'aggregated'"),
+        (lambda folder: without_view(folder / "fedmrl-seed-0" / "rounds.jsonl"), "lacks the accuracy of 'aggregated'"),
         (unlink("split.json"), "split.json cannot be read"),
         (unlink("summary.json"), "is not finished; go on with it by 'fedmrl run .* --resume'"),
-        (lambda folder: change(folder / "fedmrl-seed-0", status="diverged", diverged={"reason": "why"}), "diverged.*: why"),
-        (lambda folder: change(folder / "fedmrl-seed-0", flops=float("nan")), "flops: Input should be a finite number"),
+        (lambda folder: change(folder / "fedmrl-seed-0", status="diverged", diverged=WHERE), "diverged.*: why"),
+        (lambda folder: change(folder / "fedmrl-seed-0", flops=float("nan")), "flops: Input should be a valid integer"),
     ],
 )
 def test_what_cannot_be_shown_is_said_in_a_sentence_and_nothing_is_written(runs, harm, says):

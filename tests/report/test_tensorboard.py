@@ -42,9 +42,9 @@ def test_every_round_of_a_run_is_written_under_its_number(tmp_path):
         run = fedmrl.run(tiny_recipe(), on_round=on_round)
     board = Writer.last
     assert board.closed and board.folder == str(tmp_path / "board")
-    assert board.written["loss"] == {record["round"]: record["loss"] for record in run.records}
+    assert board.written["loss"] == {record.round: record.loss for record in run.records}
     assert list(board.written["accuracy/all/aggregated/mix-large"]) == [2, 3], "where all clients were evaluated"
-    assert board.written["communication/up/bytes"][1] == run.records[0]["up"]["bytes"]
+    assert board.written["communication/up/bytes"][1] == run.records[0].up.bytes
     assert {"flops", "seconds/train", "accuracy/participants/own/mix-large"} <= set(board.written)
 
 

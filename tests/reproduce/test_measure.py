@@ -32,7 +32,7 @@ def test_each_seed_gives_the_cell_that_it_gives_alone(tmp_path):
     together = measure(one(seeds=(0, 3)), tmp_path)
     alone = fedmrl.run(tiny_recipe("fedmrl", seed=3))
     assert [cell.seed for cell in together] == [0, 3]
-    assert together[1].accuracy == alone.summary["accuracy"]
+    assert together[1].accuracy == alone.plain()["accuracy"]
     assert read_cells(tmp_path) == together
     assert together[0].command == "fedmrl reproduce tiny-n4/fedmrl --seeds 0,3"
     assert together[0].together == 2
@@ -57,7 +57,7 @@ def stops(wanted):
     """Stops a run after its second round."""
 
     def on_round(record):
-        if record["round"] == 2:
+        if record.round == 2:
             raise KeyboardInterrupt
 
     yield on_round
@@ -99,8 +99,8 @@ def test_a_run_that_was_stopped_before_something_changed_starts_anew(tmp_path, m
         monkeypatch.setattr("fedmrl.reproduce.cells.NUMBERS", -1)
     rounds = []
     cell = measure(one(), tmp_path, watch=lambda wanted: nullcontext(rounds.append))[0]
-    assert [record["round"] for record in rounds] == [1, 2, 3]
-    assert cell.accuracy == fedmrl.run(tiny_recipe("fedmrl")).summary["accuracy"]
+    assert [record.round for record in rounds] == [1, 2, 3]
+    assert cell.accuracy == fedmrl.run(tiny_recipe("fedmrl")).plain()["accuracy"]
     assert not before.exists()
 
 
@@ -142,7 +142,7 @@ def test_when_the_time_is_up_a_run_stops_after_a_whole_round_and_goes_on_later(t
     log = running(tmp_path) / "rounds.jsonl"
     assert len(log.read_text().splitlines()) == 1
     assert len(list(measure_all(missing(todo, tmp_path), tmp_path, **options))) == 2
-    assert read_cells(tmp_path)[0].accuracy == fedmrl.run(tiny_recipe("fedmrl")).summary["accuracy"]
+    assert read_cells(tmp_path)[0].accuracy == fedmrl.run(tiny_recipe("fedmrl")).plain()["accuracy"]
 
 
 def test_a_stop_before_the_time_is_up_is_one(tmp_path):

@@ -13,9 +13,10 @@ from pydantic import NonNegativeInt, PositiveInt, ValidationError, model_validat
 
 from fedmrl.errors import UserError
 from fedmrl.federation.store import Kept, StateFile, Store, file_name, read_state, write_state
-from fedmrl.federation.written import Part, first_problem
 from fedmrl.files import check_sha256, sha256_of, write_whole
 from fedmrl.messages import Tensors
+from fedmrl.results import Record
+from fedmrl.schema import Part, first_problem
 
 _AT_ONCE = 8  # files that are written side by side
 
@@ -31,7 +32,7 @@ class Snapshot:
     last_round: Mapping[int, int] = field(default_factory=dict)
     """When each client last took part, and how often it did."""
     times: Mapping[int, int] = field(default_factory=dict)
-    records: tuple[dict[str, Any], ...] = ()
+    records: tuple[Record, ...] = ()
     seconds: float = 0.0
     """What it has taken until here, however often it was stopped."""
     cpu_seconds: float = 0.0

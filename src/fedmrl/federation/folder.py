@@ -6,22 +6,20 @@ import io
 import json
 import os
 import time
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedmrl.config import Recipe, parse_recipe
+from fedmrl.config import Recipe, settings_of
 from fedmrl.data import ClientSplit
 from fedmrl.data.partition import split_json
 from fedmrl.errors import UserError
 from fedmrl.federation.checkpoint import Checkpoint, Snapshot
 from fedmrl.federation.store import Store
-from fedmrl.federation.summary import all_evaluated, recorded_modes, views
-from fedmrl.federation.written import Summary, WholeRecord, checked, parsed, read_text
 from fedmrl.files import check_sha256, sha256_of, user_path, write_whole
+from fedmrl.results import WHOSE, ClientResults, Outcome, Record, RunResult, Whose
+from fedmrl.schema import checked, parsed, read_text
 
 try:
     import fcntl
@@ -98,46 +96,55 @@ class RunFolder:
                 )
         return cls(path, recipe)
 
-    def finished(self, tell: Callable[[str], None]) -> dict[str, Any] | None:
-        """The summary of a run that came to its end, if it did. One that is damaged is made anew, which is told."""
+    def finished(self, tell: Callable[[str], None]) -> RunResult | None:
+        """The result of a run that came to its end, if it did. One that is damaged is made anew, which is told."""
         path = self.path / "summary.json"
         if not path.is_file():
             return None
         try:
             plain = parsed(path, read_text(path))
-            if not isinstance(plain, dict) or plain.get("status") != "diverged":
-                self._check_summary(checked(path, Summary, plain))
-                return dict(plain)
+            if isinstance(plain, dict) and plain.get("status") == "diverged":
+                return None
+            result = checked(path, RunResult, plain)
+            self._check_result(result)
         except UserError:
             tell(f"{path} is damaged; it is made anew, from the last checkpoint if there is one")
-        return None
+            return None
+        return result.of_run(self.path, self.recipe.to_toml(), read_text(self.path / "split.json"), self.records(result.rounds))
 
-    def _check_summary(self, summary: Summary) -> None:
+    def _check_result(self, result: RunResult) -> None:
         recipe, path = self.recipe, self.path / "summary.json"
-        if (summary.method, summary.seed, summary.rounds) != (recipe.method.name, recipe.seed, recipe.rounds):
+        if (result.method, result.seed, result.rounds) != (recipe.method.name, recipe.seed, recipe.rounds):
             raise UserError(f"{path} is of another run")
-        for view in views(recipe):
-            recorded = [summary.accuracy[whose].get(view, {}).keys() for whose in ("all", "participants")]
-            at_the_end = summary.inference.get(view, {}).keys()
-            if any(set(recorded_modes(recipe)) - found for found in recorded) or set(recipe.method.modes) - at_the_end:
+        for view in recipe.views:
+            recorded = [result.accuracy[whose].get(view) for whose in WHOSE]
+            at_the_end = result.inference.get(view) or ()
+            if any(set(recipe.recorded_modes) - set(found or ()) for found in recorded) or set(recipe.method.modes) - set(
+                at_the_end
+            ):
                 raise UserError(f"{path} lacks accuracies")
-        if len(summary.clients) != recipe.clients:
+        if len(result.clients) != recipe.clients:
             raise UserError(f"{path} is not of {recipe.clients} clients")
 
-    def records(self, rounds: int) -> tuple[dict[str, Any], ...]:
+    def records(self, rounds: int) -> tuple[Record, ...]:
         """The first so many rounds. What comes after them may be cut off in the middle of a line."""
         path = self.path / "rounds.jsonl"
         lines = path.read_bytes().splitlines()[:rounds] if path.is_file() else []
         if len(lines) < rounds:
             raise UserError(f"{path} has lost rounds; the run cannot go on, start it anew in another folder")
-        records = [parsed(path, line) for line in lines]
+        records = [checked(path, Record, parsed(path, line)) for line in lines]
         for number, record in enumerate(records, start=1):
-            found = checked(path, WholeRecord, record)
-            whose = ("all", "participants") if all_evaluated(self.recipe, number) else ("participants",)
-            measured = [found.accuracy.get(one, {}).get(view, {}).keys() for one in whose for view in views(self.recipe)]
-            if found.round != number or any(set(recorded_modes(self.recipe)) - modes for modes in measured):
+            if record.round != number or not self._measured(record):
                 raise UserError(f"{path} is damaged (line {number} is not that round); run it again into another folder")
         return tuple(records)
+
+    def _measured(self, record: Record) -> bool:
+        """Whether a record has every accuracy that the recipe asks for."""
+        wanted: list[Whose] = ["participants"] if record.participants else []
+        wanted += ["all"] if self.recipe.evaluates_all(record.round) else []
+        means = [record.accuracy[whose] for whose in wanted]
+        by_view = [found.get(view) for found in means if found for view in self.recipe.views]
+        return None not in means and not any(set(self.recipe.recorded_modes) - set(modes or ()) for modes in by_view)
 
     def load(self, store: Store, tell: Callable[[str], None]) -> Snapshot | None:
         """The last whole round that was saved, with its records; the log is cut back to it.
@@ -176,13 +183,13 @@ class RunFolder:
 
     def write_records(self, snapshot: Snapshot) -> None:
         """All rounds so far."""
-        text = "".join(json.dumps(record) + "\n" for record in snapshot.records)
+        text = "".join(_line(record) for record in snapshot.records)
         write_whole(self.path / "rounds.jsonl", text)
         self._log = hashlib.sha256(text.encode())
 
     def append(self, snapshot: Snapshot) -> None:
         """The newest round; the checkpoint too, unless the last one is so fresh that it would cost more than it saves."""
-        line = json.dumps(snapshot.records[-1]) + "\n"
+        line = _line(snapshot.records[-1])
         with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
             file.write(line)
         self._log.update(line.encode())
@@ -201,19 +208,24 @@ class RunFolder:
         if self.keeps:
             self.save(snapshot)
 
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """`summary.json`, with which the run is over."""
-        write_whole(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+    def write_result(self, outcome: Outcome) -> None:
+        """`clients.csv` and then `summary.json`, with which the run is over."""
+        if isinstance(outcome, RunResult):
+            self._write_clients(outcome.clients)
+        write_whole(self.path / "summary.json", outcome.to_json())
         if not self.keeps:
             self.checkpoint.drop()
 
-    def write_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """`clients.csv`."""
-        text = io.StringIO()
+    def _write_clients(self, clients: ClientResults) -> None:
+        rows, text = clients.rows(), io.StringIO()
         writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
         write_whole(self.path / "clients.csv", text.getvalue())
+
+
+def _line(record: Record) -> str:
+    return json.dumps(record.plain()) + "\n"
 
 
 def inputs(recipe: Recipe) -> dict[str, str]:
@@ -260,22 +272,6 @@ def new_folder(name: str, root: Path = Path("runs")) -> Path:
     while (root / f"{stem}-{number}").exists():
         number += 1
     return root / f"{stem}-{number}"
-
-
-def settings_of(config: str) -> dict[str, Any]:
-    """Every key of a recipe by its path; one that the version which wrote it did not know yet has its default."""
-    plain = tomllib.loads(config)
-    with suppress(UserError):  # a version that knows other keys: they are taken as they stand
-        plain = tomllib.loads(parse_recipe(plain, "config.toml").to_toml())
-    return _flat(plain)
-
-
-def _flat(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Tables within tables as one, each value by its path."""
-    found: dict[str, Any] = {}
-    for key, value in plain.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found
 
 
 def _said(settings: Mapping[str, Any], key: str) -> str:

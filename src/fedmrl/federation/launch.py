@@ -9,25 +9,28 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedmrl.config import Recipe
+from fedmrl.config import Recipe, Settings, load_named
 from fedmrl.data import Dataset, sources
 from fedmrl.engines import EngineChoice, Setting, check_engine
-from fedmrl.errors import DivergedError, UserError
+from fedmrl.errors import UserError
 from fedmrl.federation import summary as summaries
 from fedmrl.federation.folder import RunFolder, refuse_used
 from fedmrl.federation.server import Federation, OnRound, run_in_step
 from fedmrl.federation.setup import Schedule, prepare, schedule
 from fedmrl.federation.simulated import SimulatedClients
 from fedmrl.federation.store import check_store, choose, make_store
-from fedmrl.federation.summary import Run
+from fedmrl.methods import Method
 from fedmrl.models import ModelSpec
+from fedmrl.results import DivergedRun, Outcome, RunResult
 
 OnNotice = Callable[[str], None]
 
 
 def run(
-    recipe: Recipe,
+    recipe: str | Path | Recipe,
     *,
+    method: str | Method | None = None,
+    settings: Settings = (),
     out: str | Path | None = None,
     resume: bool = False,
     device: str = "auto",
@@ -37,32 +40,35 @@ def run(
     data: Dataset | None = None,
     on_round: OnRound | None = None,
     on_notice: OnNotice | None = None,
-) -> Run:
-    """Run a recipe; with `out`, into that folder. `models` gives each client a local model of one's own; `data` is
-    what the recipe names, where that is loaded already; `on_notice` hears what is worth knowing before it starts.
+) -> RunResult:
+    """Run a recipe, or one by its name, file or folder, with another method and other settings if they are given; with `out`,
+    into that folder. `models` gives each client a local model of one's own; `data` is what the recipe names, where that is
+    loaded already; `on_notice` hears what is worth knowing before it starts.
 
-    >>> from fedmrl import load_recipe
-    >>> short = {"rounds": 1, "models.local": [{"conv1": 2, "conv2": 2, "fc1": 8, "fc2": 8}], "method.d1": 4}
-    >>> run(load_recipe("quickstart", short)).summary["status"]
+    >>> import fedmrl
+    >>> short = {"rounds": 1, "models.local": [{"conv1": 2, "conv2": 2, "fc1": 8, "fc2": 8}]}
+    >>> run("quickstart", method=fedmrl.FedMRL(d1=4), settings=short).status
     'finished'
     """
     if out is not None and (not isinstance(out, str | Path) or not str(out)):
         raise UserError(f"out is {out!r}; it must be the name of a folder, or None to write nothing")
     outs = None if out is None else [out]
-    _check_types(recipe, (), None, None, {})
+    recipe = load_named(recipe, settings, method).recipe
     done = run_seeds(
         recipe, [recipe.seed], outs=outs, resume=resume, device=device, engine=engine, store=store, models=models, data=data,
         on_round=on_round, on_notice=on_notice,
     )[0]  # fmt: skip
-    if isinstance(done, DivergedError):
-        raise done
+    if isinstance(done, DivergedRun):
+        raise done.error()
     return done
 
 
 def run_seeds(
-    recipe: Recipe,
+    recipe: str | Path | Recipe,
     seeds: Sequence[int],
     *,
+    method: str | Method | None = None,
+    settings: Settings = (),
     outs: Sequence[str | Path] | None = None,
     resume: bool = False,
     device: str = "auto",
@@ -73,14 +79,15 @@ def run_seeds(
     keep: bool = True,
     on_round: OnRound | None = None,
     on_notice: OnNotice | None = None,
-) -> list[Run | DivergedError]:
+) -> list[Outcome]:
     """Run a recipe with several seeds as one, each into its folder of `outs`: every run gives what it would give alone.
 
-    One that diverges is returned as its error, and the others go on. `on_round` hears the mean over the seeds. What a round
-    takes is that of all of them together, in each one's records. Without `keep`, clients' states are dropped when all is done.
+    One that diverges is returned as a `DivergedRun`, and the others go on. `on_round` hears the mean over the seeds. A round's
+    times are those of all seeds together, in each one's records. Without `keep`, clients' states are dropped when all is done.
     """
     begun = time.monotonic()
-    _check_types(recipe, seeds, models, data, {"on_round": on_round, "on_notice": on_notice})
+    recipe = load_named(recipe, settings, method).recipe
+    _check_types(seeds, models, data, {"on_round": on_round, "on_notice": on_notice})
     check_engine(engine)
     check_store(store)
     on_notice = on_notice or (lambda _: None)
@@ -95,22 +102,20 @@ def run_seeds(
     seeded = [recipe.model_copy(update={"seed": int(seed)}) for seed in seeds]
     if recipe.models.own is None or models is not None:
         data = data or sources.load(recipe.data)
-    settings = [prepare(one, place, models, data) for one in seeded]
+    prepared = [prepare(one, place, models, data) for one in seeded]
     schedules = [schedule(one) for one in seeded]
-    folders = _opened(paths, seeded, settings, resume)
+    folders = _opened(paths, seeded, prepared, resume)
     on_round = on_round or (lambda _: None)
     try:
-        return _run_all(seeded, settings, schedules, folders, resume, engine, store, keep, on_round, on_notice, begun)
+        return _run_all(seeded, prepared, schedules, folders, resume, engine, store, keep, on_round, on_notice, begun)
     finally:
         for folder in folders:
             if folder is not None:
                 folder.close()
 
 
-def _check_types(recipe: Any, seeds: Any, models: Any, data: Any, heard: Mapping[str, Any]) -> None:
+def _check_types(seeds: Any, models: Any, data: Any, heard: Mapping[str, Any]) -> None:
     """Refuse what is of another type than it must be: deep inside it would fail where nobody can tell why."""
-    if not isinstance(recipe, Recipe):
-        raise UserError(f"recipe is {recipe!r}; give a fedmrl.Recipe, as fedmrl.load_recipe makes it")
     several = isinstance(seeds, Sequence | np.ndarray)
     whole = several and all(isinstance(seed, int | np.integer) and seed >= 0 and seed is not True for seed in seeds)
     if not whole or len(set(seeds)) < len(seeds):
@@ -142,12 +147,12 @@ def _run_all(
     on_round: OnRound,
     on_notice: OnNotice,
     begun: float,
-) -> list[Run | DivergedError]:
+) -> list[Outcome]:
     """The same, when all is checked and every folder is there."""
-    done: dict[int, Run | DivergedError] = {}
-    for number, (one, folder) in enumerate(zip(seeded, folders, strict=True)):
-        if resume and folder is not None and (summary := folder.finished(on_notice)):
-            done[number] = Run(one, summary, folder.records(one.rounds), folder.path)
+    done: dict[int, Outcome] = {}
+    for number, folder in enumerate(folders):
+        if resume and folder is not None and (result := folder.finished(on_notice)):
+            done[number] = result
     if left := [number for number in range(len(seeded)) if number not in done]:
         where, line = choose(store, settings[left[0]], seeded[0].clients * len(left))
         device = settings[0].device

@@ -18,8 +18,10 @@ from fedmrl.federation.simulated import SimulatedClients
 from fedmrl.federation.stopwatch import Stopwatch
 from fedmrl.messages import Size, Tensors, Upload, size
 from fedmrl.methods import Round
+from fedmrl.results import DivergedRun, Divergence, Means, Outcome, Record, RoundAccuracy, RunResult, Sent
 
-OnRound = Callable[[Mapping[str, Any]], None]
+OnRound = Callable[[Record], None]
+"""Hears each round's record."""
 Accuracies = dict[str, dict[str, dict[int, float]]]
 """Accuracy by view (`own`, `aggregated`), mode and client."""
 
@@ -47,7 +49,7 @@ class Federation:
         self.recipe, self.terms, self.clients, self.who = recipe, terms, clients, who
         self.number, self.folder = number, folder
         self.method = terms.method
-        self.modes = summaries.recorded_modes(recipe)
+        self.modes = recipe.recorded_modes
         self.now = now or Snapshot(0, terms.server_start(clients.device))
         self._begun = (time.monotonic() if begun is None else begun) - self.now.seconds
         self._cpu_begun = time.process_time() - self.now.cpu_seconds
@@ -118,25 +120,36 @@ class Federation:
         return Request(client, state, content, self.now.times.get(client, 0), self.number)
 
     def record(
-        self, round_: Round, asked: Sequence[Request], replies: Sequence[Reply], losses: Sequence[float], accuracy: Accuracies
-    ) -> dict[str, Any]:
+        self,
+        round_: Round,
+        asked: Sequence[Request],
+        replies: Sequence[Reply],
+        losses: Sequence[float],
+        accuracy: Accuracies,
+        seconds: Mapping[str, float],
+    ) -> Record:
         """What `rounds.jsonl` says of a round."""
         answered = [reply.client for reply in replies]
-        everyone = summaries.all_evaluated(self.recipe, round_.index + 1)
-        means = {"participants": _means(accuracy, answered)} if answered else {}
-        return {
-            "round": round_.index + 1,
-            "asked": [request.client for request in asked],
-            "participants": answered,
-            "loss": summaries.mean(losses) if losses else None,
-            "accuracy": {**means, **({"all": _means(accuracy, self.everyone)} if everyone else {})},
-            "up": asdict(sum((size(reply.upload) for reply in replies), Size())),
-            "down": asdict(sum((size(request.content or {}) for request in asked), Size())),
-            "flops": sum(reply.flops for reply in replies),
-        }
+        everyone = self.recipe.evaluates_all(round_.index + 1)
+        up = sum((size(reply.upload) for reply in replies), Size())
+        down = sum((size(request.content or {}) for request in asked), Size())
+        return Record(
+            round=round_.index + 1,
+            asked=[request.client for request in asked],
+            participants=answered,
+            loss=summaries.mean(losses) if losses else None,
+            accuracy=RoundAccuracy(
+                participants=_means(accuracy, answered) if answered else None,
+                all=_means(accuracy, self.everyone) if everyone else None,
+            ),
+            up=Sent(**asdict(up)),
+            down=Sent(**asdict(down)),
+            flops=sum(reply.flops for reply in replies),
+            seconds=dict(seconds),
+        )
 
     def after(
-        self, round_: Round, server: Tensors, states: Mapping[int, State], record: dict[str, Any], answered: Sequence[int]
+        self, round_: Round, server: Tensors, states: Mapping[int, State], record: Record, answered: Sequence[int]
     ) -> Snapshot:
         """The snapshot after a round."""
         now = self.now
@@ -160,7 +173,7 @@ class Federation:
         before, self.now = self.now, snapshot
         if self.folder:
             self.folder.append(snapshot)
-        for client in snapshot.records[-1]["participants"]:
+        for client in snapshot.records[-1].participants:
             if client in before.states:
                 self.clients.release(self.number, before.states[client])
 
@@ -183,28 +196,28 @@ class Federation:
         """Accuracy by view, mode and client: with what each client holds, and with what the server would send it now."""
         return evaluate(self.clients, {self.number: (self, list(who), states, server)}, modes)[self.number]
 
-    def run(self, on_round: OnRound = lambda record: None) -> "summaries.Run":
+    def run(self, on_round: OnRound = lambda record: None) -> RunResult:
         """Go on to the last round, and sum up."""
         done = run_in_step(self.clients, [self], on_round)[0]
-        if isinstance(done, DivergedError):
-            raise done
+        if isinstance(done, DivergedRun):
+            raise done.error()
         return done
 
     @property
     def _facts(self) -> dict[str, Any]:
         ran_on = summaries.facts(self.recipe, self.engines, self.devices, self._together)
         times = {"wall_seconds": self.seconds, "cpu_seconds": self.cpu_seconds}
-        return {**ran_on, **self.clients.facts(self.number), **times}
+        place = self.folder.path if self.folder else None
+        return {**ran_on, **self.clients.facts(self.number), **times, "folder": place}
 
-    def finish(self, final: Accuracies) -> "summaries.Run":
+    def finish(self, final: Accuracies) -> RunResult:
         """Sum up; `final` is the last evaluation, of all clients by every mode."""
         digest = self.clients.digest(self.number, self.now.server, self.now.states)
         facts = {**self._facts, "states_sha256": digest}
-        summary = summaries.summarise(self.recipe, self.clients.roster(self.number), self.now, final, facts)
+        result = summaries.summarise(self.recipe, self.clients.roster(self.number), self.now, final, facts)
         if self.folder:
-            self.folder.write_clients(summary["clients"])
-            self.folder.write_summary(summary)
-        return summaries.Run(self.recipe, summary, self.now.records, self.folder.path if self.folder else None)
+            self.folder.write_result(result)
+        return result
 
     def interrupted(self) -> InterruptedRun:
         """Save what there is."""
@@ -213,12 +226,14 @@ class Federation:
             self.folder.save(replace(self.now, seconds=self.seconds, cpu_seconds=self.cpu_seconds))
         return InterruptedRun(self.now.rounds, self.recipe.rounds, self.folder.path if self.folder else None)
 
-    def diverged(self, error: DivergedError) -> None:
+    def diverged(self, error: DivergedError) -> DivergedRun:
         """Write down that it did, and where."""
+        at = Divergence(client=error.client, round=error.round, reason=str(error))
+        outcome = DivergedRun(status="diverged", **self._facts, diverged=at)
         if self.folder:
             self.folder.write_records(self.now)
-            at = {"client": error.client, "round": error.round + 1, "reason": str(error)}
-            self.folder.write_summary({"status": "diverged", **self._facts, "diverged": at})
+            self.folder.write_result(outcome)
+        return outcome
 
 
 def one_round(clients: Clients, runs: Sequence[Federation]) -> dict[int, Snapshot | DivergedError]:
@@ -243,7 +258,7 @@ def one_round(clients: Clients, runs: Sequence[Federation]) -> dict[int, Snapsho
 
     # Evaluate: those who trained, and now and then everyone.
     states = {run.number: {**run.now.states, **{r.client: r.state for r in answered[run.number]}} for run in going}
-    everyone = summaries.all_evaluated(runs[0].recipe, round_.index + 1)
+    everyone = runs[0].recipe.evaluates_all(round_.index + 1)
     who = {run.number: run.everyone if everyone else [r.client for r in answered[run.number]] for run in going}
     accuracy = evaluate(
         clients, {run.number: (run, who[run.number], states[run.number], servers[run.number]) for run in going}, runs[0].modes
@@ -258,7 +273,7 @@ def one_round(clients: Clients, runs: Sequence[Federation]) -> dict[int, Snapsho
         if run.number not in failed:
             own = answered[run.number]
             losses = [loss for loss, _ in numbers([reply.told for reply in own])]
-            record = {**run.record(round_, asked[run.number], own, losses, accuracy[run.number]), "seconds": seconds}
+            record = run.record(round_, asked[run.number], own, losses, accuracy[run.number], seconds)
             present = [reply.client for reply in own]
             found[run.number] = run.after(round_, servers[run.number], states[run.number], record, present)
     return found
@@ -271,8 +286,7 @@ def evaluate(
 ) -> dict[int, Accuracies]:
     """For each run the accuracy of these clients, in these states and with what the server in that state would send."""
     result: dict[int, Accuracies] = {
-        number: {view: {mode: {} for mode in modes} for view in summaries.views(run.recipe)}
-        for number, (run, *_) in wanted.items()
+        number: {view: {mode: {} for mode in modes} for view in run.recipe.views} for number, (run, *_) in wanted.items()
     }
     longest = max((len(who) for _, who, *_ in wanted.values()), default=0)
     for first in range(0, longest, each := clients.at_once):
@@ -289,11 +303,9 @@ def evaluate(
     return result
 
 
-def run_in_step(
-    clients: Clients, runs: Sequence[Federation], on_round: OnRound = lambda record: None
-) -> list["summaries.Run | DivergedError"]:
+def run_in_step(clients: Clients, runs: Sequence[Federation], on_round: OnRound = lambda record: None) -> list[Outcome]:
     """Run federations of one recipe to their end, round by round in step, so that their clients can be trained as one."""
-    done: dict[int, summaries.Run | DivergedError] = {}
+    done: dict[int, Outcome] = {}
 
     def going() -> list[Federation]:
         return [run for run in runs if run.number not in done]
@@ -308,8 +320,7 @@ def run_in_step(
             for run in in_step:
                 outcome = found[run.number]
                 if isinstance(outcome, DivergedError):
-                    run.diverged(outcome)
-                    done[run.number] = outcome
+                    done[run.number] = run.diverged(outcome)
                 else:
                     run.commit(outcome)
             records = [outcome.records[-1] for outcome in found.values() if isinstance(outcome, Snapshot)]
@@ -333,25 +344,27 @@ def _diverged(answered: Mapping[int, Sequence[Reply]], round_: Round) -> dict[in
     for number, replies in answered.items():
         for reply, told in zip(replies, numbers([reply.told for reply in replies]), strict=True):
             if what := broken(*told):
-                found[number] = DivergedError(reply.client, round_.index, what)
+                found[number] = DivergedError.of(reply.client, round_.index + 1, what)
                 break
     return found
 
 
-def _means(accuracy: Accuracies, who: Iterable[int]) -> dict[str, dict[str, float]]:
+def _means(accuracy: Accuracies, who: Iterable[int]) -> Means:
     """The mean over these clients, each counting alike, by view and mode."""
     chosen = set(who)
-    return {
-        view: {mode: summaries.mean(of[k] for k in of if k in chosen) for mode, of in modes.items()}
-        for view, modes in accuracy.items()
-    }
+    return Means.model_validate(
+        {
+            view: {mode: summaries.mean(of[k] for k in of if k in chosen) for mode, of in modes.items()}
+            for view, modes in accuracy.items()
+        }
+    )
 
 
 def _each_once(*names: str) -> tuple[str, ...]:
     return tuple(name for name in dict.fromkeys(names) if name)
 
 
-def _mean_record(records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def _mean_record(records: Sequence[Record]) -> Record:
     """A round of several runs in one record, for those who watch: accuracies and losses are means over the runs, the rest is
     the first one's.
     """
@@ -363,8 +376,8 @@ def _mean_record(records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
             return {key: mean([value[key] for value in values]) for key in values[0]}
         return summaries.mean(values)
 
-    averaged = {key: mean([record[key] for record in records]) for key in ("accuracy", "loss")}
-    return {**records[0], **averaged}
+    averaged = {key: mean([record.plain()[key] for record in records]) for key in ("accuracy", "loss")}
+    return Record.model_validate({**records[0].plain(), **averaged})
 
 
 __all__ = ["Accuracies", "Federation", "OnRound", "evaluate", "one_round", "run_in_step"]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from fedmrl.data.partition import split_json
 from fedmrl.engines import EngineChoice, Member, Setting, Trained, Turn, engine_for
 from fedmrl.errors import UserError
 from fedmrl.federation.clients import Clients, Enrolled, Reply, Request, Roster, Score, State
@@ -14,6 +15,7 @@ from fedmrl.messages import Tensors, copy, sha256, size
 from fedmrl.methods import Round
 from fedmrl.metrics.flops import FlopCounter
 from fedmrl.models import ModelSpec
+from fedmrl.results import split_digest
 
 _LOADED = 128 * 1024**2  # bytes of states that are fetched for an evaluation at once, if they do not lie on the device
 
@@ -101,11 +103,13 @@ class SimulatedClients(Clients):
 
     def facts(self, run: int) -> dict[str, Any]:
         """See `Clients`."""
-        data = self._runs[run].setting.data
+        setting = self._runs[run].setting
+        data, split = setting.data, split_json([*setting.members.values()])
         return {
             "store": self._runs[run].store.where,
             "standardised_by": {"mean": data.mean.tolist(), "std": data.std.tolist()},
             "class_names": list(data.classes),
+            "split_sha256": split_digest(split, len(setting.members)),
         }
 
     def check(self, states: Mapping[int, State], run: int = 0) -> None:

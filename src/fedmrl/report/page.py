@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from fedmrl import __version__
 from fedmrl.errors import UserError
 from fedmrl.files import write_whole
-from fedmrl.protocols import PROTOCOLS, Protocol, counted
 from fedmrl.report import tables
 from fedmrl.report.looks import Look, looks_of
-from fedmrl.report.runs import FinishedRun, Series, differing, find_runs, make_series
+from fedmrl.report.runs import Series, differing, find_runs, make_series
 from fedmrl.report.tables import DASH, seeds_said
+from fedmrl.results import PROTOCOLS, Protocol, RunResult, counted
 
 WORDS: Mapping[Protocol, Mapping[str, str]] = {
     "fair": {
@@ -111,7 +111,7 @@ def _packaged(name: str, package: str = "fedmrl.report") -> str:
 def page_data(series: Sequence[Series], left_out: Sequence[str] = ()) -> dict[str, Any]:
     """All that the page shows, the most accurate series first."""
     ranked = sorted(series, key=lambda one: -_mean(one, "fair"))
-    looks = looks_of([(one.first.summary.method, one.name) for one in ranked])
+    looks = looks_of([(one.first.method, one.name) for one in ranked])
     return {
         "version": __version__,
         "facts": _facts(ranked),
@@ -129,13 +129,13 @@ def page_data(series: Sequence[Series], left_out: Sequence[str] = ()) -> dict[st
 def _facts(series: Sequence[Series]) -> str:
     """The setting in a few words, as far as all have the same."""
     settings = series[0].first.settings
-    apart = differing([one.first for one in series])
+    apart = differing([one.first.settings for one in series])
     share = settings.get("participation", 1.0)
     said = {
         "data.name": settings.get("data.name", ""),
-        "clients": _number_of(len(series[0].first.summary.clients), "client"),
+        "clients": _number_of(len(series[0].first.clients), "client"),
         "participation": f"{share:.0%} a round" if isinstance(share, float | int) else "",
-        "rounds": _number_of(series[0].first.summary.rounds, "round"),
+        "rounds": _number_of(series[0].first.rounds, "round"),
     }
     seeds = [seed for one in series for seed in one.seeds]
     words = [str(word) for key, word in said.items() if word and key not in apart]
@@ -146,7 +146,7 @@ def _notes(series: Sequence[Series]) -> list[str]:
     """What a reader must know before comparing."""
     notes = []
     firsts = [one.first for one in series]
-    if apart := [key for key in differing(firsts) if not key.startswith("method.")]:
+    if apart := [key for key in differing([run.settings for run in firsts]) if not key.startswith("method.")]:
         said = "; ".join(
             f"{key}: {', '.join(dict.fromkeys(str(r.settings.get(key, 'not set')) for r in firsts))}" for key in apart
         )
@@ -196,9 +196,9 @@ def _alone(one: Series, protocol: Protocol) -> tuple[str, str]:
 
 def _everyone(one: Series) -> str:
     """Whose mean the fair protocol takes."""
-    summary, idle = one.first.summary, sorted({run.idle for run in one.runs})
+    first, idle = one.first, sorted({run.idle for run in one.runs})
     never = f", {' to '.join(map(str, dict.fromkeys((idle[0], idle[-1]))))} of whom never took part" if idle[-1] else ""
-    return f"all {_number_of(len(summary.clients), 'client')} after {_number_of(summary.rounds, 'round')}{never}"
+    return f"all {_number_of(len(first.clients), 'client')} after {_number_of(first.rounds, 'round')}{never}"
 
 
 def _with_own(protocol: Protocol) -> str:
@@ -249,8 +249,8 @@ def _level(one: Series, other: Series, protocol: Protocol) -> bool:
 
 def _leads(one: Series, other: Series, protocol: Protocol) -> list[float]:
     """How far one is ahead of another, with each seed that both have."""
-    theirs = {run.summary.seed: run.headline(protocol) for run in other.runs}
-    return [run.headline(protocol) - theirs[run.summary.seed] for run in one.runs if run.summary.seed in theirs]
+    theirs = {run.seed: run.headline(protocol) for run in other.runs}
+    return [run.headline(protocol) - theirs[run.seed] for run in one.runs if run.seed in theirs]
 
 
 def _wins(winner: Series, second: Series, protocol: Protocol) -> tuple[int, int]:
@@ -310,24 +310,26 @@ def _range(one: Series, protocol: Protocol) -> str:
 
 def _worst(one: Series, protocol: Protocol) -> float:
     """The lowest of those over whom the mean is taken: all clients, mean over seeds."""
-    return float(np.mean([min(run.clients(protocol)) for run in one.runs]))
+    return float(np.mean([min(run.of_clients(protocol)) for run in one.runs]))
 
 
 def _worst_title(one: Series, protocol: Protocol) -> str:
     """Says so where it is one that never took part: its own model is untrained, whatever the method."""
-    lowest = [(run.summary.clients, int(np.argmin(run.clients(protocol)))) for run in one.runs]
+    lowest = [(run.clients, int(np.argmin(run.of_clients(protocol)))) for run in one.runs]
     return "worst client" + ("" if all(clients[place].rounds for clients, place in lowest) else " (never took part)")
 
 
 def _sent(one: Series, ways: Sequence[str] = ("up", "down"), what: str = "bytes") -> float:
     """What a client sent and received in all, mean over clients and seeds."""
-    return float(
-        np.mean([sum(getattr(run.summary.communication[w], what) for w in ways) / len(run.summary.clients) for run in one.runs])
-    )
+
+    def of_run(run: RunResult) -> float:
+        return float(sum(getattr(getattr(run.communication, way), what) for way in ways)) / len(run.clients)
+
+    return float(np.mean([of_run(run) for run in one.runs]))
 
 
 def _flops(one: Series) -> float:
-    return float(np.mean([run.summary.flops / len(run.summary.clients) for run in one.runs]))
+    return float(np.mean([run.flops / len(run.clients) for run in one.runs]))
 
 
 def _series(one: Series, look: Look) -> dict[str, Any]:
@@ -376,12 +378,13 @@ def shorter(value: Any) -> float:
 
 def _modes(one: Series) -> list[dict[str, Any]]:
     """Each way to predict, by view, mean over seeds."""
-    inference, first = [run.summary.inference for run in one.runs], one.first.summary
+    first = one.first
+    views = [view for view, _ in reversed(first.inference.items())]
     return [
         {
             "mode": mode,
             "counts": mode == first.mode,
-            "views": {view: shorter(np.mean([views[view][mode] for views in inference])) for view in reversed(first.inference)},
+            "views": {view: shorter(np.mean([run.inference[view][mode] for run in one.runs])) for view in views},
         }
         for mode in first.inference[first.view]
     ]
@@ -389,17 +392,17 @@ def _modes(one: Series) -> list[dict[str, Any]]:
 
 def _federations(series: Sequence[Series]) -> list[dict[str, Any]]:
     """Clients by split: only those that have the same samples can be compared one by one."""
-    digests = {run.split_digest: run.summary.seed for one in reversed(series) for run in reversed(one.runs)}
+    digests = {run.split_sha256: run.seed for one in reversed(series) for run in reversed(one.runs)}
     return [_federation(series, digest) for digest in sorted(digests, key=lambda digest: digests[digest])]
 
 
 def _federation(series: Sequence[Series], digest: str) -> dict[str, Any]:
-    members = {place: [run for run in one.runs if run.split_digest == digest] for place, one in enumerate(series)}
+    members = {place: [run for run in one.runs if run.split_sha256 == digest] for place, one in enumerate(series)}
     runs = [run for own in members.values() for run in own]
-    everyone = list(zip(*(run.summary.clients for run in runs), strict=True))
+    everyone = list(zip(*(run.clients for run in runs), strict=True))
     rounds = [[client.rounds for client in same] for same in everyone]
     return {
-        "label": seeds_said(run.summary.seed for run in runs),
+        "label": seeds_said(run.seed for run in runs),
         "model": [" / ".join(dict.fromkeys(client.model for client in same)) for same in everyone],
         "classes": [_classes(same[0].classes) for same in everyone],
         "train": [same[0].train_samples for same in everyone],
@@ -408,13 +411,13 @@ def _federation(series: Sequence[Series], digest: str) -> dict[str, Any]:
         "rounds": [own[0] for own in rounds] if all(len(set(own)) == 1 for own in rounds) else None,
         "accuracy": {
             protocol: {
-                str(place): rounded(np.mean([run.clients(protocol) for run in own], axis=0))
+                str(place): rounded(np.mean([run.of_clients(protocol) for run in own], axis=0))
                 for place, own in members.items()
                 if own
             }
             for protocol in OF_ALL
         },
-        "split": next((_split(run) for run in runs if run.summary.split and run.summary.class_names), None),
+        "split": next((_split(run) for run in runs if run.split and run.class_names), None),
     }
 
 
@@ -438,8 +441,8 @@ def _classes(names: str) -> list[Any]:
     return [len(labels), ", ".join(labels) if len(labels) <= MOST_NAMED else f"{len(labels)} classes"]
 
 
-def _split(run: FinishedRun) -> dict[str, Any]:
-    split, names = run.summary.split or [], run.summary.class_names or []
+def _split(run: RunResult) -> dict[str, Any]:
+    split, names = run.split or [], run.class_names or []
     shown = split[:MOST_IN_HEAT_MAP]
     return {
         "names": names,
@@ -454,21 +457,21 @@ def _totals(one: Series) -> dict[str, Any]:
     return {
         "bytes": sent,
         "flops": flops,
-        "together": max(run.summary.together for run in one.runs),
+        "together": max(run.together for run in one.runs),
         "words": {
             "up": amount(_sent(one, ["up"]), "B"),
             "down": amount(_sent(one, ["down"]), "B"),
             "bytes": amount(sent, "B"),
             "parameters": amount(_sent(one, what="parameters"), ""),
             "flops": amount(flops, "FLOP"),
-            "time": tables.time_said(float(np.mean([run.seconds for run in one.runs]))),
+            "time": tables.time_said(float(np.mean([run.seconds_of_seed for run in one.runs]))),
         },
     }
 
 
 def _targets(series: Sequence[Series], protocol: Protocol) -> list[dict[str, Any]]:
     """For each target a row of words for each series."""
-    wanted = sorted({cost.target for one in series for run in one.runs for cost in run.summary.targets})
+    wanted = sorted({cost.target for one in series for run in one.runs for cost in run.targets})
     return [{"target": f"{100 * target:g} %", "rows": [_target(one, target, protocol) for one in series]} for target in wanted]
 
 
@@ -477,8 +480,8 @@ def _target(one: Series, target: float, protocol: Protocol) -> list[str] | None:
     costs = [
         cost
         for run in one.runs
-        for cost in run.summary.targets
-        if (cost.target, cost.accuracy_of, cost.view) == (target, *counted(protocol, run.summary.view)[:2])
+        for cost in run.targets
+        if (cost.target, cost.accuracy_of, cost.view) == (target, *counted(protocol, run.view)[:2])
     ]
     if not costs:
         return [DASH] * 5
@@ -495,17 +498,19 @@ def _target(one: Series, target: float, protocol: Protocol) -> list[str] | None:
 
 
 def _recipe(one: Series) -> dict[str, Any]:
-    summary = one.first.summary
-    again = f"fedmrl run {shlex.quote(str(one.first.folder / 'config.toml'))}"
-    seeds = f" --seeds {','.join(map(str, one.seeds))}" if len(one.runs) > 1 else ""
+    first, command = one.first, None
+    if first.folder and "models.own" not in first.settings:
+        seeds = f" --seeds {','.join(map(str, one.seeds))}" if len(one.runs) > 1 else ""
+        command = f"fedmrl run {shlex.quote(str(first.folder / 'config.toml'))}{seeds}"
+    folders = [str(run.folder) for run in one.runs if run.folder]
     return {
-        "config": one.first.config,
-        "command": None if "models.own" in one.first.settings else f"{again}{seeds}",
+        "config": first.config,
+        "command": command,
         "facts": [
-            ["device", summary.device],
-            ["engine", summary.engine],
-            *([name, number] for name, number in summary.versions.items()),
-            ["folder" if len(one.runs) == 1 else "folders", ", ".join(str(run.folder) for run in one.runs)],
+            ["device", first.device],
+            ["engine", first.engine],
+            *([name, number] for name, number in first.versions.items()),
+            *([["folder" if len(folders) == 1 else "folders", ", ".join(folders)]] if folders else []),
         ],
     }
 

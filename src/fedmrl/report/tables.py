@@ -1,14 +1,13 @@
 """Tables of several methods side by side, for the terminal, Markdown and scripts."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from fedmrl.protocols import PROTOCOLS, SHORT, Protocol, counted
+from fedmrl.results import PROTOCOLS, SHORT, Outcome, RunResult
 
-Summaries = Mapping[str, Sequence[Mapping[str, Any]]]
-"""The summaries of each method, one for each seed."""
+Outcomes = Mapping[str, Sequence[Outcome]]
+"""How the runs of each method ended, one for each seed."""
 
 COLUMNS = ("method", *SHORT.values(), "worst client", "sent", "compute", "time a seed")
 DASH = "–"
@@ -21,57 +20,41 @@ MEANING = (
 """What the columns say."""
 
 
-def comparison_rows(titles: Mapping[str, str], runs: Summaries) -> list[tuple[str, ...]]:
+def comparison_rows(titles: Mapping[str, str], outcomes: Outcomes) -> list[tuple[str, ...]]:
     """A row for each method, the most accurate first; a method that diverged has dashes."""
-    order = sorted(runs, key=lambda name: -np.mean(_of(runs[name], headline)) if finished(runs[name]) else np.inf)
-    return [_row(titles[name], runs[name]) for name in order]
+    found = {name: finished(runs) for name, runs in outcomes.items()}
+    order = sorted(outcomes, key=lambda name: -_mean(found[name], RunResult.headline) if found[name] else np.inf)
+    return [_row(titles[name], found[name]) for name in order]
 
 
-def finished(summaries: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether every seed came to an end."""
-    return all(summary["status"] == "finished" for summary in summaries)
+def finished(runs: Sequence[Outcome]) -> list[RunResult]:
+    """The results, if every seed came to an end; else none."""
+    results = [run for run in runs if isinstance(run, RunResult)]
+    return results if len(results) == len(runs) else []
 
 
-def headline(summary: Mapping[str, Any], protocol: Protocol = "fair") -> float:
-    """The accuracy that counts under a protocol, as the method predicts by default."""
-    whose, view, which = counted(protocol, summary["view"])
-    found: float = summary["accuracy"][whose][view][summary["mode"]][which]
-    return found
+def _sent(run: RunResult) -> float:
+    return (run.communication.up.bytes + run.communication.down.bytes) / len(run.clients)
 
 
-def worst_client(summary: Mapping[str, Any]) -> float:
-    """The lowest accuracy of those over whom the headline is the mean: all clients, whether or not they took part."""
-    return min(float(client["accuracy"]) for client in summary["clients"])
+def _compute(run: RunResult) -> float:
+    return run.flops / len(run.clients)
 
 
-def _sent(summary: Mapping[str, Any]) -> float:
-    ways = summary["communication"]
-    return float(ways["up"]["bytes"] + ways["down"]["bytes"]) / len(summary["clients"])
+def _mean(runs: Sequence[RunResult], what: Callable[[RunResult], float]) -> float:
+    return float(np.mean([what(run) for run in runs]))
 
 
-def _compute(summary: Mapping[str, Any]) -> float:
-    return float(summary["flops"]) / len(summary["clients"])
-
-
-def _seconds(summary: Mapping[str, Any]) -> float:
-    """Seeds that were run as one each carry the time of all of them."""
-    return float(sum(summary["seconds"].values())) / int(summary.get("together", 1))
-
-
-def _of(summaries: Sequence[Mapping[str, Any]], what: Any) -> list[float]:
-    return [what(summary) for summary in summaries]
-
-
-def _row(title: str, summaries: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    if not finished(summaries):
+def _row(title: str, runs: Sequence[RunResult]) -> tuple[str, ...]:
+    if not runs:
         return (title, *[DASH] * (len(COLUMNS) - 1))
     return (
         title,
-        *(percent([headline(summary, protocol) for summary in summaries]) for protocol in PROTOCOLS),
-        percent(_of(summaries, worst_client)),
-        amount(float(np.mean(_of(summaries, _sent))), "B"),
-        amount(float(np.mean(_of(summaries, _compute))), "FLOP"),
-        f"{np.mean(_of(summaries, _seconds)):.1f} s",
+        *(percent([run.headline(protocol) for run in runs]) for protocol in PROTOCOLS),
+        percent([run.worst_client for run in runs]),
+        amount(_mean(runs, _sent), "B"),
+        amount(_mean(runs, _compute), "FLOP"),
+        f"{_mean(runs, lambda run: run.seconds_of_seed):.1f} s",
     )
 
 

@@ -1,16 +1,17 @@
 """Rounds as TensorBoard's scalars, for those who watch their runs there."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from fedmrl.errors import UserError
+from fedmrl.results import WHOSE, Record
 
 
 @contextmanager
-def writing(folder: Path) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+def writing(folder: Path) -> Iterator[Callable[[Record], None]]:
     """Inside, what it gives writes each round's record that it is called with; the folder is made by the first of them."""
     try:
         from torch.utils.tensorboard import SummaryWriter
@@ -26,11 +27,11 @@ def writing(folder: Path) -> Iterator[Callable[[Mapping[str, Any]], None]]:
         raise UserError(f"--tensorboard: {folder} cannot be made; name another folder")
     writer: Any = None
 
-    def on_round(record: Mapping[str, Any]) -> None:
+    def on_round(record: Record) -> None:
         nonlocal writer
         writer = writer or SummaryWriter(str(folder))
         for name, value in scalars(record):
-            writer.add_scalar(name, value, record["round"])
+            writer.add_scalar(name, value, record.round)
         writer.flush()
 
     try:
@@ -40,16 +41,17 @@ def writing(folder: Path) -> Iterator[Callable[[Mapping[str, Any]], None]]:
             writer.close()
 
 
-def scalars(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+def scalars(record: Record) -> Iterator[tuple[str, float]]:
     """Names and values of a round: loss, accuracy by whose, view and mode, what was sent, FLOPs, seconds."""
-    yield "loss", record["loss"]
-    for whose, views in record["accuracy"].items():
-        for view, modes in views.items():
+    if record.loss is not None:
+        yield "loss", record.loss
+    for whose in WHOSE:
+        for view, modes in means.items() if (means := record.accuracy[whose]) else ():
             for mode, accuracy in modes.items():
                 yield f"accuracy/{whose}/{view}/{mode}", accuracy
-    for way in ("up", "down"):
-        for what, number in record[way].items():
-            yield f"communication/{way}/{what}", number
-    yield "flops", record["flops"]
-    for what, seconds in record["seconds"].items():
+    for way, sent in (("up", record.up), ("down", record.down)):
+        yield f"communication/{way}/parameters", sent.parameters
+        yield f"communication/{way}/bytes", sent.bytes
+    yield "flops", record.flops
+    for what, seconds in record.seconds.items():
         yield f"seconds/{what}", seconds

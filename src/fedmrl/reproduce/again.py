@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmrl.protocols import PROTOCOLS, Protocol
 from fedmrl.reproduce.cells import Cell, read_cells
 from fedmrl.reproduce.experiments import Wanted
+from fedmrl.results import PROTOCOLS, Protocol
 
 COLUMNS = ("cell", "seed", "protocol", "stored", "again", "difference", "spread over seeds")
 

@@ -13,16 +13,11 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from fedmrl.config import Recipe, parse_recipe
-from fedmrl.errors import DivergedError, UserError
-from fedmrl.federation.summary import Run, curve
-from fedmrl.federation.written import Part, Target, first_problem
+from fedmrl.errors import UserError
 from fedmrl.files import write_whole
-from fedmrl.protocols import Protocol, counted
+from fedmrl.results import WHOSE, DivergedRun, Outcome, Protocol, Record, RunResult, Target, View, Whose, counted, curve
+from fedmrl.schema import Part, first_problem
 from fedmrl.version import NUMBERS
-
-Whose = Literal["all", "participants"]
-WHOSE: tuple[Whose, ...] = ("all", "participants")
-View = Literal["own", "aggregated"]
 
 
 class _Part(BaseModel):
@@ -267,49 +262,48 @@ def without_seed(recipe: Recipe) -> dict[str, Any]:
     return {key: value for key, value in recipe.resolved().items() if key != "seed"}
 
 
-def cell_of(setting: str, variant: str, recipe: Recipe, outcome: Run | DivergedError, facts: Mapping[str, Any]) -> Cell:
-    """A run's cell. `facts` are the fields that only who ran it knows."""
+def cell_of(setting: str, variant: str, recipe: Recipe, outcome: Outcome, facts: Mapping[str, Any]) -> Cell:
+    """A run's cell. `facts` are the fields that a run does not know of itself."""
+    plain = outcome.plain()
+    same = ("status", "method", "title", "seed", "device", "engine", "versions", "together")
     known = {
-        "numbers": NUMBERS, "setting": setting, "variant": variant, "method": recipe.method.name,
-        "title": recipe.method.title, "seed": recipe.seed, "recipe": without_seed(recipe), **facts,
+        "numbers": NUMBERS, "setting": setting, "variant": variant, "recipe": without_seed(recipe),
+        "wall_seconds": round(outcome.wall_seconds, 1), "cpu_seconds": round(outcome.cpu_seconds, 1),
+        **{name: plain[name] for name in same}, **facts,
     }  # fmt: skip
-    if isinstance(outcome, DivergedError):
-        at = {"client": outcome.client, "round": outcome.round + 1, "reason": str(outcome)}
-        return Cell(**known, status="diverged", diverged=at)
-    summary = outcome.summary
-    same = (
-        "view", "mode", "accuracy", "inference", "communication", "flops", "seconds", "device", "engine", "versions",
-        "states_sha256",
-    )  # fmt: skip
+    if isinstance(outcome, DivergedRun):
+        return Cell(**known, diverged=plain["diverged"])
+    results = ("view", "mode", "accuracy", "inference", "communication", "flops", "seconds", "states_sha256")
     return Cell(
-        **known | {name: summary[name] for name in same},
-        status="finished",
-        clients=_clients(summary),
-        curves={whose: _curve(outcome.records, whose, summary) for whose in WHOSE},
+        **known | {name: plain[name] for name in results},
+        clients=_clients(outcome),
+        curves={whose: _curve(outcome, whose) for whose in WHOSE},
         spent=_spent(outcome.records),
     )
 
 
-def _clients(summary: Mapping[str, Any]) -> Clients:
-    rows, mode = summary["clients"], summary["mode"]
-    views = {view: [_rounded(row[f"{view}_{mode}"]) for row in rows] for view in summary["inference"]}
-    plain = {name: [row[name] for row in rows] for name in ("model", "train_samples", "test_samples", "rounds")}
-    classes = [[int(label) for label in row["classes"].split()] for row in rows]
+def _clients(result: RunResult) -> Clients:
+    plain = {
+        name: [getattr(row, name) for row in result.clients] for name in ("model", "train_samples", "test_samples", "rounds")
+    }
+    classes = [[int(label) for label in row.classes.split()] for row in result.clients]
+    views = {
+        view: [_rounded(row.accuracy_by(view, result.mode)) for row in result.clients] for view, _ in result.inference.items()
+    }
     return Clients.model_validate({**plain, "classes": classes, **views})
 
 
-def _curve(records: Sequence[Mapping[str, Any]], whose: str, summary: Mapping[str, Any]) -> Curve:
-    views = list(summary["accuracy"]["all"])
-    points = {view: list(curve(records, whose, view, summary["mode"])) for view in views}
+def _curve(result: RunResult, whose: Whose) -> Curve:
+    points = {view: list(curve(result.records, whose, view, result.mode)) for view, _ in result.accuracy.all.items()}
     values = {view: [_rounded(accuracy) for _, accuracy in of_view] for view, of_view in points.items()}
-    return Curve(rounds=[index for index, _ in points[views[0]]], **values)
+    return Curve.model_validate({"rounds": [index for index, _ in points["own"]], **values})
 
 
-def _spent(records: Sequence[Mapping[str, Any]]) -> Spent:
+def _spent(records: Sequence[Record]) -> Spent:
     return Spent(
-        turns=list(accumulate(len(r["participants"]) for r in records)),
-        parameters=list(accumulate(r["up"]["parameters"] + r["down"]["parameters"] for r in records)),
-        flops=list(accumulate(float(r["flops"]) for r in records)),
+        turns=list(accumulate(len(record.participants) for record in records)),
+        parameters=list(accumulate(record.up.parameters + record.down.parameters for record in records)),
+        flops=list(accumulate(float(record.flops) for record in records)),
     )
 
 

@@ -6,13 +6,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from fedmrl.protocols import PROTOCOLS, Protocol
 from fedmrl.report.page import NO_BREAK
 from fedmrl.report.tables import DASH, count, markdown, signed
 from fedmrl.reproduce.experiments import SAME_CATEGORY
 from fedmrl.reproduce.figures import MODES, PAPER_GAINS, SWEEPS, Gains, gains
 from fedmrl.reproduce.outcomes import COSTS, TITLES, Column, Kind, Outcome, Outcomes, dataset_title, in_pair
 from fedmrl.reproduce.standings import BASELINES, Standing, measured_margin, print_alike, printed_margin, standing
+from fedmrl.results import PROTOCOLS, Protocol
 
 NOT_MEASURED = "not measured"
 IN_TOY = "in this small version"

@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmrl.files import replacing
-from fedmrl.protocols import PROTOCOLS, SHORT, Protocol
 from fedmrl.report.figures import new_figure
 from fedmrl.report.looks import LOOKS, WITHOUT_MRL
 from fedmrl.report.tables import count, seeds_said
 from fedmrl.reproduce.cells import Cell
 from fedmrl.reproduce.experiments import METHOD_ORDER, SAME_CATEGORY, Scale, class_setting
 from fedmrl.reproduce.outcomes import COSTS, TITLES, Outcome, Outcomes, comparable, fewer_seeds, finished_seeds
+from fedmrl.results import PROTOCOLS, SHORT, Protocol
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

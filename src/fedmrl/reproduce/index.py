@@ -11,7 +11,6 @@ import numpy as np
 
 from fedmrl import __version__
 from fedmrl.files import write_whole
-from fedmrl.protocols import PROTOCOLS, Protocol
 from fedmrl.report.grid import Entry, Grid
 from fedmrl.report.looks import LOOKS, WITHOUT_MRL, Look
 from fedmrl.report.page import NO_BREAK, OF_ALL, WORDS, banded, filled, listed, rounded, sample_worth, shorter
@@ -32,6 +31,7 @@ from fedmrl.reproduce.outcomes import (
 )
 from fedmrl.reproduce.standings import BASELINES, Margin, measured_margin, printed_margin
 from fedmrl.reproduce.tables import NAMES, accuracy_grid, any_measured, cost_grid, difference
+from fedmrl.results import PROTOCOLS, Protocol
 
 Data = dict[str, Any]
 

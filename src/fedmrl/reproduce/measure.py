@@ -1,6 +1,5 @@
 """Measuring what is missing: runs that survive being stopped, and a cell written for each as soon as it is there."""
 
-import json
 import math
 import shutil
 import time
@@ -24,6 +23,7 @@ from fedmrl.federation.summary import device_name
 from fedmrl.reproduce.cells import Cell, cell_of, file_of, hash_of, read_cell, read_cells, write_cell
 from fedmrl.reproduce.experiments import PAPER, Scale, Wanted
 from fedmrl.reproduce.processes import side_by_side
+from fedmrl.results import Record
 
 _SAMPLES = {"digits": 1_797, "cifar10": 60_000, "cifar100": 60_000}  # so that an estimate needs no data
 Watch = Callable[[Wanted], AbstractContextManager[OnRound]]
@@ -90,16 +90,9 @@ def measure(
         )  # fmt: skip
     command = f"fedmrl reproduce {one.name} --seeds {','.join(map(str, one.seeds))}{scale.option}"
     cells = []
-    for seed, path, outcome in zip(one.seeds, runs, outcomes, strict=True):
-        recipe = one.recipe.model_copy(update={"seed": seed})
-        written = json.loads((path / "summary.json").read_text())
-        facts = {name: written[name] for name in ("device", "versions", "engine", "together") if name in written}
-        facts |= {
-            "command": command,
-            "at_once": at_once,
-            **{name: round(written.get(name, 0.0), 1) for name in ("wall_seconds", "cpu_seconds")},
-        }
-        cells.append(cell_of(one.setting, one.variant, recipe, outcome, facts))
+    for path, outcome in zip(runs, outcomes, strict=True):
+        recipe = one.recipe.model_copy(update={"seed": outcome.seed})
+        cells.append(cell_of(one.setting, one.variant, recipe, outcome, {"command": command, "at_once": at_once}))
         write_cell(folder, cells[-1])
         shutil.rmtree(path, ignore_errors=True)
     with suppress(OSError):  # others are running there
@@ -171,7 +164,7 @@ def _stopping(watch: Watch | None, until: float) -> Watch:
     def watching(one: Wanted) -> Iterator[OnRound]:
         with watch(one) if watch else nullcontext() as heard:
 
-            def on_round(record: Mapping[str, Any]) -> None:
+            def on_round(record: Record) -> None:
                 if heard:
                     heard(record)
                 if time.monotonic() >= until:

@@ -9,10 +9,10 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from fedmrl.methods import METHODS
-from fedmrl.protocols import PROTOCOLS, Protocol
 from fedmrl.report.tables import seeds_said
 from fedmrl.reproduce.cells import Cell, by_variant
 from fedmrl.reproduce.experiments import EXPERIMENTS, METHOD_ORDER, Scale, Wanted, dim_variant, printed, wanted
+from fedmrl.results import PROTOCOLS, Protocol
 
 T = TypeVar("T")
 State = Literal["finished", "failed", "missing", "apart"]

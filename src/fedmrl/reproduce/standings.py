@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fedmrl.protocols import Protocol
 from fedmrl.report.tables import undecided
 from fedmrl.reproduce.experiments import METHOD_ORDER
 from fedmrl.reproduce.outcomes import Column, Kind, Outcome, Outcomes, in_pair
+from fedmrl.results import Protocol
 
 BASELINES = tuple(method for method in METHOD_ORDER if method != "fedmrl")
 

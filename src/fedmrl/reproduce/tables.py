@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from fedmrl.files import write_whole
-from fedmrl.protocols import PROTOCOLS, Protocol
 from fedmrl.report.grid import Entry, Grid, ahead_of, mark_best, to_latex, to_markdown
 from fedmrl.report.tables import DASH, count, seeds_said, signed
 from fedmrl.reproduce.cells import Cell
@@ -37,6 +36,7 @@ from fedmrl.reproduce.outcomes import (
     finished_seeds,
 )
 from fedmrl.reproduce.standings import BASELINES, Margin, Standing, measured_margin, printed_margin, standing
+from fedmrl.results import PROTOCOLS, Protocol
 
 MISSING = "·"
 GROUPS = (tuple(m for m in BASELINES if m not in SAME_CATEGORY), SAME_CATEGORY, ("fedmrl",))

@@ -1,0 +1,246 @@
+"""Several methods in one setting: the same split, the same seeds, side by side."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedmrl.config import Recipe, Settings, load_named, settings_of
+from fedmrl.data import Dataset, sources
+from fedmrl.engines import EngineChoice, check_engine
+from fedmrl.errors import UserError
+from fedmrl.federation.folder import refuse_used
+from fedmrl.federation.launch import OnNotice, run_seeds
+from fedmrl.federation.server import OnRound
+from fedmrl.federation.setup import prepare
+from fedmrl.federation.store import check_store
+from fedmrl.files import write_whole
+from fedmrl.methods import METHODS, Method
+from fedmrl.models import ModelSpec
+from fedmrl.report.figures import accuracy_figure
+from fedmrl.report.looks import looks_of
+from fedmrl.report.page import page
+from fedmrl.report.runs import make_series, names_apart
+from fedmrl.report.tables import COLUMNS, MEANING, comparison_rows, finished, markdown
+from fedmrl.results import PROTOCOLS, DivergedRun, Outcome, RunResult
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How the runs of several methods ended: for each method one outcome a seed, in the order of `seeds`."""
+
+    title: str
+    recipes: Mapping[str, Recipe]
+    seeds: Sequence[int]
+    outcomes: Mapping[str, Sequence[Outcome]]
+    folder: Path | None = None
+
+    def __getitem__(self, name: str) -> Sequence[Outcome]:
+        return self.outcomes[name]
+
+    @property
+    def results(self) -> list[RunResult]:
+        """All runs that finished."""
+        return [run for runs in self.outcomes.values() for run in runs if isinstance(run, RunResult)]
+
+    @property
+    def diverged(self) -> list[str]:
+        """A sentence for each run that diverged."""
+        return [
+            f"{name}, seed {run.seed}: {run.diverged.reason}"
+            for name, runs in self.outcomes.items()
+            for run in runs
+            if isinstance(run, DivergedRun)
+        ]
+
+    @property
+    def titles(self) -> dict[str, str]:
+        """What each method is called in tables; those of one method with what sets them apart."""
+        recipes = [*self.recipes.values()]
+        settings = [settings_of(one.to_toml()) for one in recipes]
+        names = names_apart([one.method.title for one in recipes], settings, [*self.recipes])
+        return dict(zip(self.recipes, names, strict=True))
+
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """The table's rows, as words, the most accurate method first; `fedmrl.report.tables.COLUMNS` names the columns."""
+        return comparison_rows(self.titles, self.outcomes)
+
+    def table(self) -> str:
+        """The table, as Markdown."""
+        return f"{markdown(COLUMNS, self.rows)}\n{MEANING}\n"
+
+    def __str__(self) -> str:
+        return f"{self.title}\n\n{self.table()}"
+
+    def report(self, path: str | Path) -> Path:
+        """Write the page of these runs: one HTML file that needs nothing but a browser."""
+        target = Path(path)
+        if target.suffix not in (".html", ".htm") or not target.parent.is_dir():
+            raise UserError(f"path is {str(path)!r}; name an .html file in a folder that there is")
+        if not self.results:
+            raise UserError("every run diverged, so there is nothing to report")
+        write_whole(target, page(make_series(self.results), self.diverged))
+        return target
+
+    def plain(self) -> dict[str, Any]:
+        """Plain data, as `comparison.json` has it."""
+        methods = {name: [_short(run) for run in runs] for name, runs in self.outcomes.items()}
+        return {"title": self.title, "seeds": list(self.seeds), "methods": methods}
+
+    def to_json(self) -> str:
+        """As `comparison.json` has it."""
+        return json.dumps(self.plain(), indent=2) + "\n"
+
+    def figure(self, path: str | Path) -> Path:
+        """Write the accuracy over the rounds as a figure, by its suffix: .png, .svg or .pdf."""
+        recipe = next(iter(self.recipes.values()))
+        share = recipe.participation if isinstance(recipe.participation, str) else f"{recipe.participation:.0%} a round"
+        subtitle = f"{recipe.data.name}, {recipe.clients} clients, {share}, {_seeds_said(self.seeds)}"
+        titles = self.titles
+        # A method that diverged with any seed has a dash in the table, and so no line in the figure.
+        curves = {titles[name]: [run.curve("fair") for run in finished(runs)] for name, runs in self.outcomes.items()}
+        looks = looks_of([(self.recipes[name].method.name, titles[name]) for name in self.outcomes])
+        by_title = dict(zip(curves, looks, strict=True))
+        accuracy_figure(curves, by_title, f"Who gains from federating: {self.title}", subtitle, Path(path))
+        return Path(path)
+
+
+def compare(
+    recipe: str | Path | Recipe | Mapping[str, Recipe],
+    methods: Iterable[str | Method] | Mapping[str, Method] | None = None,
+    *,
+    seeds: Sequence[int] | None = None,
+    settings: Settings = (),
+    models: Sequence[ModelSpec] | None = None,
+    data: Dataset | None = None,
+    out: str | Path | None = None,
+    title: str | None = None,
+    device: str = "auto",
+    engine: EngineChoice = "auto",
+    store: str = "auto",
+    resume: bool = False,
+    watch: Callable[[str], AbstractContextManager[OnRound]] | None = None,
+    on_notice: OnNotice | None = None,
+) -> Comparison:
+    """Run several methods in one setting, with the same split, models and seeds; with `out`, into that folder.
+
+    `recipe` is a recipe, the name of one or its file; or several recipes by name, one for each row of the table. `methods` are
+    names or objects, or objects by the name that each gets here; all methods there are if not given. With `resume`, runs that
+    finished are kept as they are, and those that were cut short go on.
+
+    >>> import fedmrl
+    >>> short = {"rounds": 1, "models.local": [{"conv1": 2, "conv2": 2, "fc1": 8, "fc2": 8}]}
+    >>> both = fedmrl.compare("quickstart", [fedmrl.FedMRL(d1=4), "standalone"], settings=short)
+    >>> [run.status for run in both["fedmrl"]], sorted(row[0] for row in both.rows)
+    (['finished'], ['FedMRL', 'Standalone'])
+    """
+    name, recipes = _recipes(recipe, methods, settings)
+    seeds = list(seeds) if seeds is not None else [next(iter(recipes.values())).seed]
+    folder = None if out is None else Path(out)
+    if resume and folder is None:
+        raise UserError("resume needs to know which comparison: name its folder as out")
+    comparison = Comparison(title or name, recipes, seeds, {}, folder)
+    folders = _folders(comparison)
+    if folder is not None and not resume:
+        refuse_used(folder)
+    elif resume and not any((path / "config.toml").exists() for paths in folders.values() for path in paths or ()):
+        raise UserError(f"{folder} holds no such comparison to resume; leave out --resume to start one in a new folder")
+    check_engine(engine)
+    check_store(store)
+    data = data or _shared_data(recipes)
+    for one in recipes.values():  # what cannot be run is refused before any of it is run
+        for seed in seeds:
+            prepare(one.model_copy(update={"seed": seed}), torch.device("cpu"), models, data)
+    said: set[str] = set()
+
+    def tell(line: str) -> None:
+        """What is the same for several methods is said once."""
+        if on_notice and line not in said:
+            said.add(line)
+            on_notice(line)
+
+    outcomes: dict[str, Sequence[Outcome]] = {}
+    for method, one in recipes.items():
+        own = folders[method]
+        goes_on = resume and own is not None and any((path / "config.toml").exists() for path in own)
+        with watch(method) if watch else nullcontext() as on_round:
+            outcomes[method] = run_seeds(
+                one, seeds, outs=own, resume=goes_on, device=device, engine=engine, store=store, models=models, data=data,
+                keep=False, on_round=on_round, on_notice=tell,  # states are large, and a comparison has no use for them
+            )  # fmt: skip
+    comparison = Comparison(comparison.title, recipes, seeds, outcomes, folder)
+    if folder is not None:
+        write_whole(folder / "table.md", comparison.table())
+        write_whole(folder / "comparison.json", comparison.to_json())
+        for suffix in ("png", "svg"):
+            comparison.figure(folder / f"accuracy.{suffix}")
+    return comparison
+
+
+def _recipes(
+    recipe: str | Path | Recipe | Mapping[str, Recipe],
+    methods: Iterable[str | Method] | Mapping[str, Method] | None,
+    settings: Settings,
+) -> tuple[str, dict[str, Recipe]]:
+    """What the setting is called, and a recipe for each method."""
+    if isinstance(recipe, Mapping):
+        if methods is not None or not recipe or not all(isinstance(one, Recipe) for one in recipe.values()):
+            raise UserError("recipe names several recipes; each must be a fedmrl.Recipe, and methods must be left out")
+        return "comparison", dict(recipe)
+    named = load_named(recipe, settings)
+    name, setting = named.name, named.recipe
+    asked = METHODS if methods is None else methods
+    if isinstance(asked, str) or not isinstance(asked, Iterable):
+        raise UserError(f"methods is {methods!r}; give a list of names or of methods, as in ['fedmrl', fedmrl.FedProto()]")
+    named_here = methods.items() if isinstance(methods, Mapping) else ((None, one) for one in asked)
+    recipes: dict[str, Recipe] = {}
+    for given, one in named_here:
+        if not isinstance(one, str | Method):
+            raise UserError(f"methods has {one!r}; give names, or methods as fedmrl.FedMRL(d1=100)")
+        made = setting.with_method(one)
+        recipes[_free(given or made.method.name, recipes)] = made
+    if not recipes:
+        raise UserError("methods is empty; name at least one")
+    return name, recipes
+
+
+def _free(name: str, taken: Mapping[str, Recipe]) -> str:
+    number, free = 1, name
+    while free in taken:
+        number += 1
+        free = f"{name}-{number}"
+    return free
+
+
+def _folders(comparison: Comparison) -> dict[str, list[Path] | None]:
+    """Where each method's runs are written, if they are."""
+    folder, seeds = comparison.folder, comparison.seeds
+    if folder is None:
+        return dict.fromkeys(comparison.recipes)
+    return {
+        name: [folder / (name if len(seeds) == 1 else f"{name}-seed-{seed}") for seed in seeds] for name in comparison.recipes
+    }
+
+
+def _shared_data(recipes: Mapping[str, Recipe]) -> Dataset | None:
+    """What all the recipes train on, loaded once; None if they differ."""
+    tables = [recipe.data for recipe in recipes.values()]
+    return sources.load(tables[0]) if all(table == tables[0] for table in tables) else None
+
+
+def _short(run: Outcome) -> dict[str, Any]:
+    if isinstance(run, DivergedRun):
+        return {"seed": run.seed, "status": run.status, **run.diverged.model_dump()}
+    plain = run.plain()
+    kept = ("seed", "status", "view", "mode", "accuracy", "communication", "flops", "seconds", "device", "versions")
+    counts: dict[str, Any] = {protocol: run.headline(protocol) for protocol in PROTOCOLS}
+    return {**counts, "worst_client": run.worst_client, **{key: plain[key] for key in kept}}
+
+
+def _seeds_said(seeds: Sequence[int]) -> str:
+    return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))} (line: mean, band: range)"

@@ -1,0 +1,53 @@
+"""What runs come to: one shape, which is returned, written and read back."""
+
+from fedmrl.results.accuracy import WHOSE, Accuracy, ByMode, ByView, LastAndBest, Means, RoundAccuracy, Scores, View, Whose
+from fedmrl.results.costs import Target, cost_to_target
+from fedmrl.results.protocols import PROTOCOLS, SHORT, Protocol, counted
+from fedmrl.results.record import Record, Sent, curve, read_records
+from fedmrl.results.result import (
+    ClientResult,
+    ClientResults,
+    Communication,
+    DivergedRun,
+    Divergence,
+    Outcome,
+    RunResult,
+    ended,
+    last_and_best,
+    read_outcome,
+    split_digest,
+)
+
+__all__ = [
+    "PROTOCOLS",
+    "SHORT",
+    "WHOSE",
+    "Accuracy",
+    "ByMode",
+    "ByView",
+    "ClientResult",
+    "ClientResults",
+    "Communication",
+    "DivergedRun",
+    "Divergence",
+    "LastAndBest",
+    "Means",
+    "Outcome",
+    "Protocol",
+    "Record",
+    "RoundAccuracy",
+    "RunResult",
+    "Scores",
+    "Sent",
+    "Target",
+    "View",
+    "Whose",
+    "cost_to_target",
+    "counted",
+    "curve",
+    "ended",
+    "last_and_best",
+    "read_outcome",
+    "read_records",
+    "split_digest",
+]

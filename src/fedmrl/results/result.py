@@ -1,0 +1,305 @@
+"""What a run came to: what `run` returns, `summary.json` holds, and pages and tables are made from."""
+
+import json
+import tomllib
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import ConfigDict, Field, RootModel, model_validator
+
+from fedmrl.config import Recipe, parse_recipe, settings_of
+from fedmrl.errors import DivergedError, UserError
+from fedmrl.files import sha256_of_text
+from fedmrl.results.accuracy import Accuracy, ByMode, ByView, LastAndBest, Whose
+from fedmrl.results.costs import Target
+from fedmrl.results.protocols import PROTOCOLS, Protocol, counted
+from fedmrl.results.record import Record, Sent, curve, read_records
+from fedmrl.schema import Part, checked, parsed, read_text
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class ClientResult(Part):
+    """One client at the end: what it is, what it has, and how well it does, also by view and mode (`own_mix-large`)."""
+
+    model_config = ConfigDict(extra="allow")
+
+    client: int
+    model: str
+    classes: str
+    """The labels that it has in its training data."""
+    train_samples: int
+    test_samples: int
+    rounds: int
+    """In how many it took part."""
+    accuracy: float
+
+    @model_validator(mode="after")
+    def _accuracies(self) -> Self:
+        for name, value in (self.model_extra or {}).items():
+            if not isinstance(value, float | int):
+                raise ValueError(f"{name} is no number")
+        return self
+
+    def accuracy_by(self, view: str, mode: str) -> float:
+        """Its accuracy in a view and mode."""
+        return float((self.model_extra or {}).get(f"{view}_{mode}", self.accuracy))
+
+
+class ClientResults(RootModel[list[ClientResult]]):
+    """All clients at the end, a row for each."""
+
+    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
+
+    def __getitem__(self, place: int) -> ClientResult:
+        return self.root[place]
+
+    def __iter__(self) -> Iterator[ClientResult]:  # type: ignore[override]
+        return iter(self.root)
+
+    def __len__(self) -> int:
+        return len(self.root)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Plain data, as `clients.csv` has it."""
+        return [client.model_dump(mode="json") for client in self.root]
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """The rows as a data frame, if pandas is installed."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise UserError("to_pandas needs the package pandas; get it with: pip install pandas") from error
+        return pandas.DataFrame(self.rows())
+
+
+class Communication(Part):
+    """What all clients together sent and were sent."""
+
+    up: Sent
+    down: Sent
+
+
+class _Outcome(Part):
+    """What a run says of itself, however it ended."""
+
+    method: str
+    title: str = ""
+    """The method's name for people; runs of version 0.1 do not say."""
+    seed: int
+    rounds: int
+    mode: str
+    """How clients predict where nothing else is said."""
+    view: Literal["own", "aggregated"]
+    """Whose copy of the shared part the headline takes."""
+    engine: str = "not recorded"
+    device: str
+    versions: dict[str, str]
+    together: int = 1
+    """How many seeds were run as one; `seconds` are of all of them."""
+    store: str | None = None
+    standardised_by: dict[str, list[float]] | None = None
+    class_names: list[str] | None = None
+    wall_seconds: float = 0
+    """Of the whole run, without the time that it lay stopped; runs of version 0.1 do not say."""
+    cpu_seconds: float = 0
+    """Of all cores together."""
+
+    config: str = Field("", exclude=True, repr=False)
+    """The recipe as TOML, as `config.toml` has it."""
+    folder: Path | None = Field(None, exclude=True)
+    """Where the run lies, if it was written."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe that was run."""
+        return parse_recipe(tomllib.loads(self.config), str(self.folder or "config"))
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """Every key of the recipe but the seed, by its path."""
+        return {key: value for key, value in settings_of(self.config).items() if key != "seed"}
+
+    def to_json(self) -> str:
+        """As `summary.json` has it."""
+        return json.dumps(self.plain(), indent=2) + "\n"
+
+    def plain(self) -> dict[str, Any]:
+        """Plain data, as `summary.json` has it."""
+        plain = self.model_dump(mode="json", exclude_none=True)
+        return {"status": plain.pop("status"), **plain}
+
+
+class Divergence(Part):
+    """Where a run stopped being finite."""
+
+    client: int
+    round: int
+    """Counted from 1."""
+    reason: str
+
+
+class DivergedRun(_Outcome):
+    """A run of which a client's loss or weights became NaN or infinite: it has no result."""
+
+    status: Literal["diverged"]
+    diverged: Divergence
+
+    def error(self) -> DivergedError:
+        """The same as an error."""
+        return DivergedError(self.diverged.client, self.diverged.round, self.diverged.reason)
+
+
+class RunResult(_Outcome):
+    """What a finished run came to.
+
+    >>> import fedmrl
+    >>> short = {"rounds": 1, "models.local": [{"conv1": 2, "conv2": 2, "fc1": 8, "fc2": 8}], "method.d1": 4}
+    >>> result = fedmrl.run("quickstart", settings=short)
+    >>> result.accuracy.all.aggregated.last == result.headline(), len(result.clients)
+    (True, 50)
+    """
+
+    status: Literal["finished"]
+    accuracy: Accuracy
+    """Mean over clients: by whose, view and mode, at the last round and the best; `accuracy.all.own.last`."""
+    inference: ByView[ByMode[float]]
+    """At the end, over all clients, by view and every mode that the method has."""
+    communication: Communication
+    flops: int
+    """All clients' training together."""
+    targets: list[Target]
+    seconds: dict[str, float]
+    """By stage."""
+    clients: ClientResults
+    split: list[dict[Annotated[int, Field(strict=False)], int]] | None = None
+    """Training samples by class, for each client; runs of version 0.1 do not have it."""
+    states_sha256: str | None = None
+    """Of the server's and every client's state at the end."""
+
+    records: tuple[Record, ...] = Field((), exclude=True, repr=False)
+    """A record of each round, as `rounds.jsonl` has them."""
+    split_sha256: str = Field("", exclude=True, repr=False)
+    """Equal for runs whose clients have the same samples."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        """What all that reads it asks for is there."""
+        counted_here: list[tuple[Whose, str]] = [("all", self.view), ("all", "own"), ("participants", "own")]
+        for whose, view in counted_here:
+            if self.mode not in (self.accuracy[whose].get(view) or ()):
+                raise ValueError(f"there is no accuracy.{whose}.{view}.{self.mode}")
+        modes = {view: set(by_mode) for view, by_mode in self.inference.items()}
+        if self.mode not in modes.get(self.view, ()) or any(of_view != modes[self.view] for of_view in modes.values()):
+            raise ValueError("inference does not have every mode in every view")
+        if not len(self.clients) or self.together < 1:
+            raise ValueError("clients or together is not whole")
+        if self.split is not None and (len(self.split) != len(self.clients) or self.class_names is None):
+            raise ValueError("split is not of these clients")
+        return self
+
+    @classmethod
+    def read(cls, folder: str | Path) -> "RunResult":
+        """A finished run, from its folder. Nothing that the folder names is executed."""
+        path = Path(folder)
+        if not ended(path):
+            raise UserError(f"{path} holds no run that has ended; name the folder of one that has")
+        outcome = read_outcome(path)
+        if isinstance(outcome, DivergedRun):
+            raise UserError(f"{path} diverged, so it has no result: {outcome.diverged.reason}")
+        return outcome
+
+    def of_run(self, folder: Path | None, config: str, split: str, records: Sequence[Record]) -> "RunResult":
+        """The result with what stands beside it in a run's folder: the recipe, who has which samples, and the rounds."""
+        digest = split_digest(split, len(self.clients))
+        return self.model_copy(update={"folder": folder, "config": config, "split_sha256": digest, "records": tuple(records)})
+
+    def headline(self, protocol: Protocol = "fair") -> float:
+        """The accuracy that counts under a protocol."""
+        whose, view, which = counted(protocol, self.view)
+        found = self.accuracy[whose][view][self.mode]
+        return found.best if which == "best" else found.last
+
+    @property
+    def best(self) -> LastAndBest:
+        """What the paper's protocol counts, and in which round it was."""
+        return self.accuracy.participants.own[self.mode]
+
+    def of_clients(self, protocol: Protocol = "fair") -> list[float]:
+        """Each client's accuracy at the end; `paper` has no count of its own, and is given the headline's."""
+        view = "own" if protocol == "own" else self.view
+        return [client.accuracy_by(view, self.mode) for client in self.clients]
+
+    @property
+    def worst_client(self) -> float:
+        """The lowest accuracy of those over whom the headline is the mean: all clients, whether or not they took part."""
+        return min(client.accuracy for client in self.clients)
+
+    def curve(self, protocol: Protocol = "fair") -> list[tuple[int, float]]:
+        """Round and accuracy, as a protocol counts it."""
+        whose, view, _ = counted(protocol, self.view)
+        return list(curve(self.records, whose, view, self.mode))
+
+    @property
+    def idle(self) -> int:
+        """How many clients never took part."""
+        return sum(not client.rounds for client in self.clients)
+
+    @property
+    def ways(self) -> dict[str, list[str]]:
+        """The ways to predict that were measured at the end, by view."""
+        return {view: sorted(modes) for view, modes in self.inference.items()}
+
+    @property
+    def seconds_of_seed(self) -> float:
+        """An equal share of the time, where several seeds were run as one."""
+        return sum(self.seconds.values()) / self.together
+
+
+Outcome = RunResult | DivergedRun
+
+
+def ended(folder: Path) -> bool:
+    """Whether the run in a folder came to an end."""
+    return (folder / "summary.json").is_file()
+
+
+def read_outcome(folder: Path) -> Outcome:
+    """How the run in a folder ended."""
+    path = folder / "summary.json"
+    plain = parsed(path, read_text(path))
+    if isinstance(plain, dict) and plain.get("status") == "diverged":
+        return checked(path, DivergedRun, plain).model_copy(update={"folder": folder})
+    config, split = read_text(folder / "config.toml"), read_text(folder / "split.json")
+    try:
+        tomllib.loads(config)
+    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
+        raise UserError(f"{folder / 'config.toml'} is damaged ({error}); run it again into another folder") from error
+    result = checked(path, RunResult, plain)
+    result = result.of_run(folder, config, split, read_records(folder / "rounds.jsonl"))
+    _check_curves(result)
+    return result
+
+
+def split_digest(split: str, clients: int) -> str:
+    """A fingerprint of who has which samples, of `split.json`."""
+    return sha256_of_text(f"{clients} {split}")
+
+
+def _check_curves(result: RunResult) -> None:
+    """Refuse a run whose records lack an accuracy that its summary has."""
+    try:
+        if not all(result.curve(protocol) for protocol in PROTOCOLS):
+            raise KeyError("its rounds")
+    except KeyError as error:
+        raise UserError(f"{result.folder} lacks the accuracy of {error}; run it again into another folder") from error
+
+
+def last_and_best(records: Sequence[Record], whose: Any, view: str, mode: str) -> LastAndBest:
+    """Accuracy at the last round and at the best, the first of equals."""
+    points = list(curve(records, whose, view, mode))
+    best_round, best = max(points, key=lambda point: (point[1], -point[0]))
+    return LastAndBest(last=points[-1][1], best=best, best_round=best_round)

@@ -1,0 +1,51 @@
+"""Files that are read back: each field must have the type that it was written with, or a sentence says which has not."""
+
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from fedmrl.errors import UserError
+
+T = TypeVar("T")
+
+
+class Part(BaseModel):
+    """A part of a file, as far as it is read; newer versions may write more."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
+
+
+def read_text(path: Path) -> str:
+    """A file's text."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); run it again into another folder") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is damaged: it is not text; run it again into another folder") from error
+
+
+def parsed(path: Path, text: str | bytes) -> Any:
+    """A text as JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is damaged ({error}); run it again into another folder") from error
+
+
+def checked(path: Path, schema: type[T], plain: Any) -> T:
+    """Plain data as this type; refused if it does not fit."""
+    try:
+        return TypeAdapter(schema).validate_python(plain)
+    except ValidationError as error:
+        raise UserError(f"{path} is damaged ({first_problem(error)}); run it again into another folder") from error
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first thing that is wrong, and where."""
+    problem = error.errors()[0]
+    where = ".".join(map(str, problem["loc"]))
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{where}: {message}" if where else message
