@@ -72,7 +72,7 @@ def test_what_run_is_given_is_of_the_type_it_must_be(given, says, tmp_path, monk
 @pytest.mark.parametrize("recipe", [3, None, {}])
 def test_a_recipe_is_one_or_names_one(recipe):
     for call in (lambda: fedmrl.run(recipe), lambda: fedmrl.run_seeds(recipe, [0]), lambda: fedmrl.compare(recipe)):
-        with pytest.raises(UserError, match="^recipe"):
+        with pytest.raises(UserError, match=r"^recipe"):
             call()
 
 
