@@ -22,11 +22,11 @@ def test_a_resolved_recipe_is_complete_and_gives_the_same_recipe_again(tmp_path,
     path.write_text(recipe.to_toml())
     assert load_recipe(path).resolved() == recipe.resolved()
     written = recipe.resolved()
-    for key in known_keys(METHODS[method]):
+    for key in known_keys({"method": METHODS[method]}):
         table, _, name = key.rpartition(".")
         field = Recipe.model_fields.get(key)
         if field is not None:
-            assert key in written
+            assert key in written or key == "imports"
         elif table in ("training", "partition", "evaluation") and name not in ("clip", "file", "mode"):
             assert name in written[table]
 
@@ -107,7 +107,7 @@ def test_a_recipe_with_mlps_is_written_and_read_again(tmp_path):
         (["participation=true"], "participation is true, and takes no true or false"),
         (["training.lr=true"], "training: lr is true, and takes no true or false"),
         (["models.local=cnn-1"], "models.local is 'cnn-1'"),
-        (["models.small=cnn6"], "choose 'auto', 'cnn-1', 'cnn-2', 'cnn-3', 'cnn-4', 'cnn-5'"),
+        (["models.small=cnn6"], "there is no such model; did you mean 'cnn-5'?"),
         (["partition.shares=[0.6]"], "partition.shares is [0.6]"),
         (["data=3"], "data is 3; it must be a table"),
         (["seed=" + "9" * 5000], "--set seed"),
@@ -124,7 +124,7 @@ def test_a_recipe_with_mlps_is_written_and_read_again(tmp_path):
         (["training=5"], "training is 5"),
         (["training.lr.x=5"], "--set training.lr.x: lr is a value, not a table"),
         (["models.local=[]"], "models.local is []; its length must be at least 1"),
-        (["models.local=[\"cnn-9\"]"], "models.local[0] is 'cnn-9'; choose 'cnn-1'"),
+        (["models.local=[\"cnn-9\"]"], "models.local[0] is 'cnn-9'; there is no such model; did you mean 'cnn-5'?"),
         (["models.small=cnn-7"], "models.small is 'cnn-7'"),
         (["models.small={fc1 = 0}"], "models.small.fc1 is 0; it must be at least 1"),
         (["models.local=[{fc1 = 0}]"], "models.local[0].fc1 is 0; it must be at least 1"),

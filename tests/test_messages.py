@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmrl.messages import Upload, weighted_mean
+from fedmrl.messages import Upload
 from fedmrl.methods import FD, FML, FedKD, FedMRL, FedProto, Round
 from fedmrl.methods.fedkd import factor
 
@@ -60,9 +60,3 @@ def test_nor_for_the_methods_that_do_not_average_weights(method, values, random)
     mixed = random.sample(sent, len(sent))
     one, two = (method.answer(method.aggregate(start, list_, Round(0, 1)), 0, None) for list_ in (sent, mixed))
     assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
-
-
-def test_the_mean_does_not_change_what_it_is_made_of():
-    content = {"w": torch.tensor([1.0, 2.0])}
-    weighted_mean([content, content], [1, 2])["w"].zero_()
-    assert content["w"].tolist() == [1.0, 2.0]

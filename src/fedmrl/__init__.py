@@ -7,21 +7,27 @@ from fedmrl.errors import DivergedError, InterruptedRun, UserError
 from fedmrl.version import __version__
 
 if TYPE_CHECKING:
+    from fedmrl.aggregation import Aggregation
     from fedmrl.comparison import Comparison, compare
     from fedmrl.config import Recipe, load_recipe
+    from fedmrl.data import Dataset, DataSource, Samples
     from fedmrl.federation import run, run_seeds
     from fedmrl.methods import FD, FML, FedAPEN, FedKD, FedMRL, FedProto, LGFedAvg, Method, Standalone, WeightSharing
-    from fedmrl.models import OwnModel, Split, split
+    from fedmrl.models import Model, OwnModel, Split, split
+    from fedmrl.plugins import register
     from fedmrl.results import DivergedRun, RunResult
 
 _MODULES = {
+    "aggregation": ("Aggregation",),
+    "data": ("DataSource", "Dataset", "Samples"),
+    "plugins": ("register",),
     "comparison": ("Comparison", "compare"),
     "config": ("Recipe", "load_recipe"),
     "federation": ("run", "run_seeds"),
     "methods": (
         "FD", "FML", "FedAPEN", "FedKD", "FedMRL", "FedProto", "LGFedAvg", "Method", "Standalone", "WeightSharing",
     ),
-    "models": ("OwnModel", "Split", "split"),
+    "models": ("Model", "OwnModel", "Split", "split"),
     "results": ("DivergedRun", "RunResult"),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
@@ -29,7 +35,10 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 __all__ = [
     "FD",
     "FML",
+    "Aggregation",
     "Comparison",
+    "DataSource",
+    "Dataset",
     "DivergedError",
     "DivergedRun",
     "FedAPEN",
@@ -39,9 +48,11 @@ __all__ = [
     "InterruptedRun",
     "LGFedAvg",
     "Method",
+    "Model",
     "OwnModel",
     "Recipe",
     "RunResult",
+    "Samples",
     "Split",
     "Standalone",
     "UserError",
@@ -49,6 +60,7 @@ __all__ = [
     "__version__",
     "compare",
     "load_recipe",
+    "register",
     "run",
     "run_seeds",
     "split",

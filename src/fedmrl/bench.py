@@ -223,7 +223,7 @@ def _aggregation(
 
     def aggregate() -> None:
         for setting, server, own in zip(settings, servers, uploads, strict=True):
-            setting.method.aggregate(server, own, round_)
+            setting.method.aggregate(server, own, round_, setting.terms.aggregation)
 
     return aggregate
 

@@ -22,10 +22,10 @@ from rich.table import Table as RichTable
 from typer.core import TyperGroup
 
 import fedmrl
-from fedmrl.config import NamedRecipe, Recipe, known_keys, known_recipes, load_named, parse_value
+from fedmrl.config import Recipe, known_keys, known_recipes, load_named, parse_value
 from fedmrl.data import sources
+from fedmrl.data.cifar import CIFAR_FILES, data_dir
 from fedmrl.data.partition import partition as deal
-from fedmrl.data.sources import CIFAR_FILES, data_dir
 from fedmrl.engines import ENGINES
 from fedmrl.errors import DivergedError, InterruptedRun, UserError
 from fedmrl.federation.folder import new_folder
@@ -33,8 +33,10 @@ from fedmrl.federation.launch import pick_device, run_seeds
 from fedmrl.federation.server import OnRound
 from fedmrl.files import user_path, write_whole
 from fedmrl.methods import METHODS
-from fedmrl.models import CNNS
+from fedmrl.models import CNN, MODELS, Model
+from fedmrl.plugins import NAMED
 from fedmrl.progress import Overall, watching, working
+from fedmrl.registry import import_all
 from fedmrl.report.tables import COLUMNS, MEANING, amount, time_said
 from fedmrl.report.tensorboard import writing
 from fedmrl.reproduce.experiments import EXPERIMENTS, Scale, Wanted
@@ -103,6 +105,10 @@ StoreName = Annotated[
     ),
 ]
 EngineName = Annotated[str, typer.Option(help=f"auto, {', '.join(ENGINES)}", callback=_one_of("--engine", "auto", *ENGINES))]
+Imports = Annotated[
+    list[str] | None,
+    typer.Option("--import", metavar="FILE", help="a Python file or module to import, which registers things by name"),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="print the result as JSON, for scripts")]
 
 
@@ -110,6 +116,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="print the result as JSON, 
 def run(
     recipe: RecipeName,
     settings: Settings = None,
+    imports: Imports = None,
     out_dir: Out = None,
     device: Device = "auto",
     engine: EngineName = "auto",
@@ -130,7 +137,8 @@ def run(
     begun = _runs_of_seeds(recipe)
     if begun and not resume:
         raise UserError(f"{recipe} holds a run of several seeds; go on with it by --resume, or name one of them, as {begun[0]}")
-    named = load_named(next(path for path in begun if (path / "config.toml").exists()) if begun else recipe, settings or [])
+    source = next(path for path in begun if (path / "config.toml").exists()) if begun else recipe
+    named = load_named(source, settings or [], imports=imports or [])
     default = ",".join(path.name.removeprefix("seed-") for path in begun) if begun else None
     chosen = _seeds(seeds or default, named.recipe.seed)
     several = len(chosen) > 1 or bool(begun)
@@ -202,7 +210,7 @@ def _notice(line: str) -> None:
 def _print_seeds(recipe: Recipe, runs: Sequence[RunResult], folder: Path) -> None:
     view, mode = recipe.headline_view, recipe.headline_mode
     table = _table(
-        f"{recipe.method.title} on {recipe.data.name}: all clients, {view}, {mode}", "seed", "last round", "best round"
+        f"{recipe.method.title} on {recipe.data.title}: all clients, {view}, {mode}", "seed", "last round", "best round"
     )
     values = [one.accuracy.all[view][mode] for one in runs]
     for one, value in zip(runs, values, strict=True):
@@ -230,7 +238,7 @@ def _resumed(recipe: str, resume: bool) -> Path | None:
 
 
 def _print_run(recipe: Recipe, done: RunResult, folder: Path) -> None:
-    table = _table(f"{recipe.method.title} on {recipe.data.name}", "accuracy", "last round", "best round")
+    table = _table(f"{recipe.method.title} on {recipe.data.title}", "accuracy", "last round", "best round")
     for whose, says in zip(WHOSE, ("all clients", "participants"), strict=True):
         for view, modes in done.accuracy[whose].items():
             for mode, values in modes.items():
@@ -265,8 +273,9 @@ def _cost_sentence(cost: Target) -> str:
 @app.command()
 def compare(
     recipe: RecipeName,
-    methods: Annotated[str, typer.Option(help="which methods, separated by commas")] = ",".join(METHODS),
+    methods: Annotated[str | None, typer.Option(help="which methods, separated by commas; else all")] = None,
     settings: Settings = None,
+    imports: Imports = None,
     seeds: Annotated[str | None, typer.Option(help="which seeds, separated by commas; else the recipe's")] = None,
     out_dir: Out = None,
     device: Device = "auto",
@@ -278,8 +287,9 @@ def compare(
     """Run several methods on the same split with the same seeds: one table, one figure."""
     from fedmrl.comparison import compare as compare_methods
 
+    named = load_named(recipe, [s for s in settings or [] if not s.startswith("method.")], imports=imports or [])
     names = _names(methods)
-    named, recipes = _recipes(recipe, names, settings or [])
+    recipes = _recipes(named.recipe, names, [s for s in settings or [] if s.startswith("method.")])
     chosen = _seeds(seeds, named.recipe.seed)
     if resume and out_dir is None:
         raise UserError("--resume needs to know which comparison: name its folder with --out")
@@ -318,10 +328,12 @@ def compare(
         raise typer.Exit(3)
 
 
-def _names(methods: str) -> list[str]:
+def _names(methods: str | None) -> list[str]:
+    if methods is None:
+        return list(METHODS)
     names = [name.strip() for name in methods.split(",") if name.strip()]
     for name in names:
-        _known(name, tuple(METHODS), "--methods")
+        METHODS.find(name, "--methods")
     if not names or len(set(names)) < len(names):
         raise UserError(f"--methods is {methods!r}; name different methods, separated by commas")
     return names
@@ -339,12 +351,10 @@ def _seeds(seeds: str | None, default: int) -> list[int]:
     return chosen
 
 
-def _recipes(recipe: str, names: Sequence[str], settings: Sequence[str]) -> tuple[NamedRecipe, dict[str, Recipe]]:
+def _recipes(recipe: Recipe, names: Sequence[str], settings: Sequence[str]) -> dict[str, Recipe]:
     """The setting with each method; `--set method.…` goes to the methods that have that field."""
-    own = [s for s in settings if s.startswith("method.")]
-    named = load_named(recipe, [s for s in settings if not s.startswith("method.")])
     changes: dict[str, dict[str, Any]] = {name: {} for name in names}
-    for setting in own:
+    for setting in settings:
         key, _, value = setting.partition("=")
         field = key.removeprefix("method.")
         takers = [name for name in names if field in METHODS[name].model_fields]
@@ -352,7 +362,7 @@ def _recipes(recipe: str, names: Sequence[str], settings: Sequence[str]) -> tupl
             raise UserError(f"--set {setting}: none of {', '.join(names)} has a field {field!r}; see 'fedmrl methods'")
         for name in takers:
             changes[name][field] = parse_value(value)
-    return named, {name: named.recipe.with_method(name, changes[name]) for name in names}
+    return {name: recipe.with_method(name, changes[name]) for name in names}
 
 
 @app.command()
@@ -521,6 +531,7 @@ def _print_reproduction(folder: Path, scale: Scale) -> None:
 def bench(
     recipe: RecipeName = "quickstart",
     settings: Settings = None,
+    imports: Imports = None,
     ways: Annotated[
         str | None, typer.Option(help="which of reference, eager, captured, compiled, separated by commas; else all there are")
     ] = None,
@@ -535,7 +546,7 @@ def bench(
     from fedmrl.bench import COLUMNS as BENCH_COLUMNS
     from fedmrl.bench import measure
 
-    named = load_named(recipe, settings or [])
+    named = load_named(recipe, settings or [], imports=imports or [])
     if out_file is not None and (out_file.is_dir() or not out_file.parent.is_dir()):
         raise UserError(f"--out: {out_file} cannot be written; name a file in a folder that there is")
     with working(err) as on_step:
@@ -567,6 +578,7 @@ def _listed(names: str | None) -> list[str] | None:
 def partition(
     recipe: RecipeName,
     settings: Settings = None,
+    imports: Imports = None,
     out_file: Annotated[Path | None, typer.Option("--out", help="a picture to write, as .png, .svg or .pdf")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -577,7 +589,7 @@ def partition(
         raise UserError(f"--out is {out_file}; name a .png, .svg or .pdf file")
     if out_file is not None and not out_file.parent.is_dir():
         raise UserError(f"--out is {out_file}, and there is no folder {out_file.parent}; make it first")
-    named = load_named(recipe, settings or [])
+    named = load_named(recipe, settings or [], imports=imports or [])
     data = sources.load(named.recipe.data)
     splits = deal(named.recipe.partition, data, named.recipe.clients, named.recipe.seed)
     counts = [[np.bincount(data.y[part], minlength=len(data.classes)) for part in (s.train, s.test)] for s in splits]
@@ -601,6 +613,7 @@ def partition(
 
 @app.command()
 def models(
+    imports: Imports = None,
     classes: Annotated[int, typer.Option(min=1, max=1_000_000, help="how many classes")] = 10,
     shape: Annotated[str, typer.Option(help="an image's channels × height × width")] = "3x32x32",
     as_json: AsJson = False,
@@ -612,9 +625,11 @@ def models(
         raise UserError(f"--shape is {shape!r}; give channels × height × width, as in 3x32x32") from None
     if channels < 1 or max(channels, height, width) > 4096:
         raise UserError(f"--shape is {shape!r}; an image has at least one channel, and at most 4096 of anything")
-    sizes = {name: spec.parameters((channels, height, width), classes) for name, spec in CNNS.items()}
+    import_all(imports or [], _notice)
+    specs = {name: spec for name in MODELS.names() if (spec := _as_it_comes(MODELS[name])) is not None}
+    sizes = {name: spec.parameters((channels, height, width), classes) for name, spec in specs.items()}
     if as_json:
-        _print_json({name: {"parameters": n, **CNNS[name].model_dump()} for name, n in sizes.items()})
+        _print_json({name: {"parameters": n, **specs[name].model_dump()} for name, n in sizes.items()})
         return
     table = _table(
         f"For {channels}×{height}×{width} images and {classes} classes",
@@ -627,10 +642,9 @@ def models(
         "MiB",
     )
     for name, number in sizes.items():
-        spec = CNNS[name]
         table.add_row(
             name,
-            *(str(w) for w in (spec.conv1, spec.conv2, spec.fc1, spec.fc2)),
+            *(str(getattr(specs[name], width, "")) for width in ("conv1", "conv2", "fc1", "fc2")),
             f"{number:,}",
             f"{number * 4 / 2**20:.2f}",
         )
@@ -638,9 +652,18 @@ def models(
     out.print("fc2 is the representation. A recipe can give other widths: local = [{conv1=16, conv2=32, fc1=400, fc2=200}].")
 
 
+def _as_it_comes(model: Model | type[Model]) -> Model | None:
+    """A model that recipes can name alone; None for a kind of model that needs to be told more."""
+    if isinstance(model, Model):
+        return model
+    needs = any(field.is_required() for field in model.model_fields.values())
+    return None if needs or model is CNN else model()
+
+
 @app.command()
-def methods(as_json: AsJson = False) -> None:
+def methods(imports: Imports = None, as_json: AsJson = False) -> None:
     """List the methods with their hyperparameters."""
+    import_all(imports or [], _notice)
     described: dict[str, dict[str, Any]] = {
         name: {
             "title": method.title,
@@ -650,7 +673,8 @@ def methods(as_json: AsJson = False) -> None:
                 field: {"default": info.default, "description": info.description} for field, info in method.model_fields.items()
             },
         }
-        for name, method in METHODS.items()
+        for name in METHODS.names()
+        for method in [METHODS[name]]
     }
     if as_json:
         _print_json(described)
@@ -673,13 +697,12 @@ def recipes(
 ) -> None:
     """List the recipes that come with fedmrl, or the keys that a recipe can have."""
     if keys:
-        fields = {k: f for k, f in known_keys(METHODS["fedmrl"]).items() if f is not None and not k.startswith("method.")}
+        listed = _listed_keys()
         if as_json:
-            _print_json({k: {"default": f.default, "description": f.description} for k, f in fields.items()})
+            _print_json({key: {"default": default, "description": says} for key, default, says in listed})
             return
-        for key, field in fields.items():
-            default = field.default.model_dump() if hasattr(field.default, "model_dump") else field.default
-            out.print(f"[bold]{key}[/bold] = {_toml_value(default)}  [dim]{field.description or ''}[/dim]")
+        for key, default, says in listed:
+            out.print(f"[bold]{key}[/bold] = {_toml_value(default)}  [dim]{says}[/dim]")
         out.print("[bold]method.name[/bold], and that method's own fields: see 'fedmrl methods'")
         return
     if as_json:
@@ -689,6 +712,25 @@ def recipes(
     for name, says in known_recipes().items():
         table.add_row(name, says)
     out.print(table)
+
+
+def _listed_keys() -> list[tuple[str, Any, str]]:
+    """Every key of a recipe but the method's, with its default and what it is for; some belong to one dataset or rule."""
+    fields = {key: field for key, field in known_keys({}).items() if field is not None}
+    listed = [(key, field.get_default(call_default_factory=True), field.description or "") for key, field in fields.items()]
+    for table in ("data", "aggregation"):
+        registry, key, default = NAMED[table]
+        names = registry.names()
+        listed.append((f"{table}.{key}", default, f"which one: {', '.join(names)}"))
+        owners: dict[str, list[str]] = {}
+        for name in names:
+            for field in registry[name].model_fields:
+                owners.setdefault(field, []).append(name)
+        for field, own in owners.items():
+            info = registry[own[0]].model_fields[field]
+            whose = "" if len(own) == len(names) else f"{', '.join(own)}: "
+            listed.append((f"{table}.{field}", info.default, f"{whose}{info.description or ''}"))
+    return listed
 
 
 @app.command()

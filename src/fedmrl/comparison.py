@@ -11,6 +11,7 @@ import torch
 
 from fedmrl.config import Recipe, Settings, load_named, settings_of
 from fedmrl.data import Dataset, sources
+from fedmrl.data.sources import source_of
 from fedmrl.engines import EngineChoice, check_engine
 from fedmrl.errors import UserError
 from fedmrl.federation.folder import refuse_used
@@ -22,7 +23,7 @@ from fedmrl.files import write_whole
 from fedmrl.methods import METHODS, Method
 from fedmrl.models import ModelSpec
 from fedmrl.report.figures import accuracy_figure
-from fedmrl.report.looks import looks_of
+from fedmrl.report.looks import Shown, looks_of
 from fedmrl.report.page import page
 from fedmrl.report.runs import make_series, names_apart
 from fedmrl.report.tables import COLUMNS, MEANING, comparison_rows, finished, markdown
@@ -100,11 +101,12 @@ class Comparison:
         """Write the accuracy over the rounds as a figure, by its suffix: .png, .svg or .pdf."""
         recipe = next(iter(self.recipes.values()))
         share = recipe.participation if isinstance(recipe.participation, str) else f"{recipe.participation:.0%} a round"
-        subtitle = f"{recipe.data.name}, {recipe.clients} clients, {share}, {_seeds_said(self.seeds)}"
+        subtitle = f"{recipe.data.title}, {recipe.clients} clients, {share}, {_seeds_said(self.seeds)}"
         titles = self.titles
         # A method that diverged with any seed has a dash in the table, and so no line in the figure.
         curves = {titles[name]: [run.curve("fair") for run in finished(runs)] for name, runs in self.outcomes.items()}
-        looks = looks_of([(self.recipes[name].method.name, titles[name]) for name in self.outcomes])
+        methods = {name: self.recipes[name].method for name in self.outcomes}
+        looks = looks_of([Shown(method.name, titles[name], method.colour) for name, method in methods.items()])
         by_title = dict(zip(curves, looks, strict=True))
         accuracy_figure(curves, by_title, f"Who gains from federating: {self.title}", subtitle, Path(path))
         return Path(path)
@@ -152,6 +154,8 @@ def compare(
         raise UserError(f"{folder} holds no such comparison to resume; leave out --resume to start one in a new folder")
     check_engine(engine)
     check_store(store)
+    if data is not None:
+        recipes = {name: one.model_copy(update={"data": source_of(data)}) for name, one in recipes.items()}
     data = data or _shared_data(recipes)
     for one in recipes.values():  # what cannot be run is refused before any of it is run
         for seed in seeds:

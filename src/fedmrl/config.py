@@ -12,46 +12,105 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import tomli_w
-from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    PlainSerializer,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
+from fedmrl.aggregation import MEAN, Aggregation
+from fedmrl.data import DataSource, Digits
 from fedmrl.data.partition import PartitionTable
-from fedmrl.data.sources import DataTable
 from fedmrl.errors import UserError, cause
 from fedmrl.files import user_path
-from fedmrl.methods import METHODS, Method
+from fedmrl.methods import Method
 from fedmrl.methods.fedmrl import FedMRL
-from fedmrl.models import CNN, CNNS, MLP
+from fedmrl.models import CNN, CNNS, MLP, MODELS, Model
+from fedmrl.plugins import NAMED, named_by, origins
+from fedmrl.registry import import_all, is_file
+from fedmrl.schema import checked, first_problem, parsed, read_text
 from fedmrl.table import Table
 from fedmrl.training import Training
 
-ModelName = Literal["cnn-1", "cnn-2", "cnn-3", "cnn-4", "cnn-5"]
+
+def _known_model(name: str) -> str:
+    _model(name)
+    return name
 
 
-def _family(model: Any) -> str:
-    return "mlp" if isinstance(model, MLP) or (isinstance(model, Mapping) and "hidden" in model) else "cnn"
+def _model(model: str | Model) -> Model:
+    """A model itself, or the one of that name as it comes."""
+    if isinstance(model, Model):
+        return model
+    found: Model = _named_model({"name": model})
+    return found
 
 
-# Told apart by a key, not by which of them fits: so a mistake in one is not answered with what the other lacks.
-Network = Annotated[Annotated[CNN, Tag("cnn")] | Annotated[MLP, Tag("mlp")], Discriminator(_family)]
+def _named_model(given: Any) -> Any:
+    """The model that a table names, with the fields that it sets."""
+    if not isinstance(given, Mapping):
+        return given
+    fields = dict(given)
+    name = fields.pop("name")
+    if not isinstance(name, str) or name not in MODELS:
+        raise ValueError(f"there is no such model; {MODELS.hint(name)}")
+    found = MODELS[name]
+    kind, preset = (type(found), found.model_dump()) if isinstance(found, Model) else (found, {})
+    if unknown := fields.keys() - kind.model_fields.keys():
+        raise ValueError(f"{name} has no {min(unknown)}; it has {', '.join(kind.model_fields) or 'nothing to set'}")
+    try:
+        return kind.model_validate({**preset, **fields})
+    except ValidationError as error:
+        raise ValueError(f"{name}: {first_problem(error)}") from error
+
+
+def _how_given(model: Any) -> str:
+    if isinstance(model, str):
+        return "name"
+    if isinstance(model, MLP) or (isinstance(model, Mapping) and "hidden" in model and "name" not in model):
+        return "mlp"
+    is_named = (isinstance(model, Mapping) and "name" in model) or (isinstance(model, Model) and not isinstance(model, CNN))
+    return "named" if is_named else "cnn"
+
+
+# Told apart by a key, not by which of them fits: so a mistake in one is not answered with what another lacks.
+Network = Annotated[
+    Annotated[str, AfterValidator(_known_model), Tag("name")]
+    | Annotated[CNN, Tag("cnn")]
+    | Annotated[MLP, Tag("mlp")]
+    | Annotated[
+        Model,
+        BeforeValidator(_named_model),
+        PlainSerializer(lambda model: {"name": model.name, **model.model_dump(mode="json")}),
+        Tag("named"),
+    ],
+    Discriminator(_how_given),
+]
 
 
 class ModelsTable(Table):
     """The recipe's `[models]` table."""
 
-    local: Literal["heterogeneous", "homogeneous"] | Annotated[list[ModelName | Network], Field(min_length=1)] = Field(
+    local: Literal["heterogeneous", "homogeneous"] | Annotated[list[Network], Field(min_length=1)] = Field(
         "heterogeneous",
         description="heterogeneous: client k has CNN-(k mod 5 + 1); homogeneous: all CNN-1; or a list, dealt in turn, of "
-        "names, of CNNs as {conv1, conv2, fc1, fc2} and of MLPs as {hidden}, a list of widths",
+        "names, of CNNs as {conv1, conv2, fc1, fc2}, of MLPs as {hidden}, a list of widths, and of others as {name, …}",
     )
-    small: Literal["auto"] | ModelName | Network = Field(
+    small: Literal["auto"] | Network = Field(
         "auto", description="the model that all clients share; auto: the smallest of the local ones (on 3×32×32 images)"
     )
 
     own: list[str] | None = Field(None, description="the names of models that were given from Python, one for each client")
 
     @property
-    def kinds(self) -> list[CNN | MLP]:
+    def kinds(self) -> list[Model]:
         """The local models there are, in the order in which they are dealt."""
         if self.local == "heterogeneous":
             return list(CNNS.values())
@@ -59,20 +118,16 @@ class ModelsTable(Table):
             return [CNNS["cnn-1"]]
         return [_model(model) for model in self.local]
 
-    def of_clients(self, clients: int) -> list[CNN | MLP]:
+    def of_clients(self, clients: int) -> list[Model]:
         """The local model of each client."""
         return list(islice(cycle(self.kinds), clients))
 
     @property
-    def shared(self) -> CNN | MLP:
+    def shared(self) -> Model:
         """The model that all clients share."""
         if self.small == "auto":
             return min(self.kinds, key=lambda model: model.parameters((3, 32, 32), 10))
         return _model(self.small)
-
-
-def _model(model: str | CNN | MLP) -> CNN | MLP:
-    return CNNS[model] if isinstance(model, str) else model
 
 
 class EvaluationTable(Table):
@@ -94,10 +149,12 @@ class Recipe(Table):
     participation: Annotated[float, Field(gt=0, le=1)] | Annotated[str, Field(min_length=1)] = Field(
         1.0, description="the share of clients in a round, or a JSON file that lists the clients of each round"
     )
-    data: DataTable = DataTable()
+    imports: list[str] = Field([], description="Python files or modules that register what the recipe names beside ours")
+    data: DataSource = Digits()
     partition: PartitionTable = PartitionTable()
     models: ModelsTable = ModelsTable()
     method: Method = FedMRL()
+    aggregation: Aggregation = MEAN
     training: Training = Training()
     evaluation: EvaluationTable = EvaluationTable()
 
@@ -107,6 +164,15 @@ class Recipe(Table):
         if mode is not None and mode not in method.modes:
             raise ValueError(
                 f"evaluation.mode is {mode!r}, which {method.name} does not have as it is set; choose {_choices(method.modes)}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _method_aggregates(self) -> Self:
+        if self.aggregation != MEAN and not self.method.averages:
+            raise ValueError(
+                f"aggregation.rule is {self.aggregation.name!r}, and {self.method.name} does not average clients' weights; "
+                "leave it out"
             )
         return self
 
@@ -137,8 +203,10 @@ class Recipe(Table):
 
     def resolved(self) -> dict[str, Any]:
         """All of it as plain data, defaults written out; what is not set is left out."""
-        plain = self.model_dump(exclude={"method"}, exclude_none=True, mode="json")
-        plain["method"] = {"name": self.method.name, **self.method.model_dump(exclude_none=True, mode="json")}
+        plain = self.model_dump(exclude={*NAMED, *([] if self.imports else ["imports"])}, exclude_none=True, mode="json")
+        for table, named in NAMED.items():
+            chosen = getattr(self, table)
+            plain[table] = {named.key: named_by(chosen), **chosen.model_dump(exclude_none=True, mode="json")}
         return plain
 
     def to_toml(self) -> str:
@@ -151,6 +219,11 @@ class Recipe(Table):
             return parse_recipe({**self.tables(), "method": method}, source=method.name)
         fields = self.method.model_dump() if method == self.method.name else {}
         return parse_recipe({**self.tables(), "method": {"name": method, **fields, **(changes or {})}}, source=method)
+
+    @property
+    def origins(self) -> dict[str, str]:
+        """Where each thing that it names comes from, by its key, if it is not fedmrl's: a file, a module, or Python."""
+        return origins({table: getattr(self, table) for table in NAMED}, [*self.models.kinds, self.models.shared])
 
     def tables(self) -> dict[str, Any]:
         """Its keys and tables, each as it is."""
@@ -178,30 +251,64 @@ def load_recipe(recipe: str | Path, settings: Settings = ()) -> Recipe:
     return load_named(recipe, settings).recipe
 
 
-def load_named(recipe: str | Path | Recipe, settings: Settings = (), method: str | Method | None = None) -> NamedRecipe:
+def load_named(
+    recipe: str | Path | Recipe, settings: Settings = (), method: str | Method | None = None, imports: Sequence[str] = ()
+) -> NamedRecipe:
     """The recipe that is meant, with the name it goes by: a recipe's name, a TOML file, a run's folder, or a recipe itself.
-    `settings` change keys by their paths, after the method was changed, if one is given by its name or as an object.
+    `settings` change keys by their paths, after the method was changed, if one is given by its name or as an object. What the
+    recipe imports, and `imports` beside it, is imported first, so that it can be named.
     """
     if method is not None and not isinstance(method, str | Method):
         raise UserError(f"method is {method!r}; give a method's name, or a method as fedmrl.FedMRL(d1=100)")
     changes = [*_pairs(settings)]
     if isinstance(recipe, Recipe):
-        plain, name, source = recipe.tables(), str(recipe.data.name), "settings"
+        plain, name, source, came_from = recipe.tables(), recipe.data.title, "settings", {}
     elif isinstance(recipe, str | Path):
         path, name = _find(recipe)
-        plain, source = _read(path), str(recipe)
+        plain, source, came_from = _read(path), str(recipe), _read_origins(path.parent)
+        if listed := _listed_imports(plain, source, path.parent):
+            plain["imports"] = listed
+            import_all(listed)
+        _resolve_paths(plain, path.parent)
     else:
         raise UserError(f"recipe is {recipe!r}; give the name of a recipe, a TOML file, a run's folder or a fedmrl.Recipe")
+    imports = [*imports, *_taken_imports(changes)]
+    if imports:
+        given = [_import_path(name, Path()) for name in imports]
+        import_all(given)
+        plain["imports"] = list(dict.fromkeys([*plain.get("imports", []), *given]))
     if isinstance(method, Method):
         plain["method"] = method
     elif method is not None:
         changes = [("method.name", method), *((key, value) for key, value in changes if key != "method.name")]
-    return NamedRecipe(name, parse_recipe(_changed(plain, changes), source))
+    try:
+        found = parse_recipe(_changed(plain, changes), source)
+    except UserError as error:
+        hints = [f"{key} came from {origin}" for key, origin in came_from.items()]
+        raise UserError(f"{error}; of that run, {' and '.join(hints)}" if hints else str(error)) from error
+    if not isinstance(recipe, Recipe):
+        _check_origins(found, came_from, method)
+    return NamedRecipe(name, found)
+
+
+def _read_origins(folder: Path) -> dict[str, str]:
+    """Where the run in a folder had each thing from that is not fedmrl's own, by its key."""
+    path = folder / "origins.json"
+    return checked(path, dict[str, str], parsed(path, read_text(path))) if path.is_file() else {}
+
+
+def _check_origins(recipe: Recipe, came_from: Mapping[str, str], method: str | Method | None) -> None:
+    """Refuse to take fedmrl's own for what a run had from elsewhere."""
+    today = recipe.origins
+    for key, origin in came_from.items():
+        if key not in today and not (key == "method.name" and method is not None):
+            raise UserError(f"{key} of that run came from {origin}, and is another thing here; run it from there")
 
 
 def _changed(plain: dict[str, Any], changes: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    # The method's name comes first: setting it drops the fields of the method that the recipe named.
-    for key, value in sorted(changes, key=lambda pair: pair[0] != "method.name"):
+    # Names come first: setting one drops the fields of what the recipe named there.
+    names = {f"{table}.{named.key}" for table, named in NAMED.items()}
+    for key, value in sorted(changes, key=lambda pair: pair[0] not in names):
         _set(plain, key, value)
     return plain
 
@@ -252,16 +359,47 @@ def _read(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not TOML: it is not text") from error
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
         raise UserError(f"{path} is not TOML: {error}") from error
-    # A file that a recipe names lies beside the recipe, wherever that is run from.
-    for key in PATHS:
-        table, _, last = key.rpartition(".")
-        within = plain.get(table) if table else plain
-        if isinstance(within, dict) and last in within:
-            within[last] = _absolute(within[last], path.parent)
     return plain
 
 
-PATHS = ("data.dir", "data.file", "partition.file", "participation")
+def _listed_imports(plain: dict[str, Any], source: str, folder: Path) -> list[str]:
+    """What a recipe imports; files lie beside it."""
+    imports = plain.get("imports", [])
+    if not isinstance(imports, list) or not all(isinstance(name, str) and name for name in imports):
+        raise UserError(f"{source}: imports is {imports!r}; it must be a list of Python files or modules")
+    return [_import_path(name, folder) for name in imports]
+
+
+def _taken_imports(changes: list[tuple[str, Any]]) -> list[str]:
+    """What changes set as `imports`, which is taken out of them: it has to be imported before the rest is read."""
+    taken = [_listed_imports({"imports": value}, "settings", Path()) for key, value in changes if key == "imports"]
+    changes[:] = [change for change in changes if change[0] != "imports"]
+    return [name for names in taken for name in names]
+
+
+def _import_path(name: str, folder: Path) -> str:
+    return str(_absolute(name, folder)) if is_file(name) else name
+
+
+def _resolve_paths(plain: dict[str, Any], folder: Path) -> None:
+    """A file that a recipe names lies beside the recipe, wherever that is run from."""
+    for key in path_keys(plain):
+        table, _, last = key.rpartition(".")
+        within = plain.get(table) if table else plain
+        if isinstance(within, dict) and last in within:
+            within[last] = _absolute(within[last], folder)
+
+
+def path_keys(plain: Mapping[str, Any]) -> list[str]:
+    """The keys of a recipe that hold a file or folder."""
+    found = ["partition.file", "participation"]
+    for table, named in NAMED.items():
+        within = plain.get(table, {})
+        chosen = within if isinstance(within, Table) else None
+        name = within.get(named.key, named.default) if isinstance(within, Mapping) else None
+        kind = type(chosen) if chosen is not None else named.registry.get(name) if isinstance(name, str) else None
+        found += [f"{table}.{field}" for field in kind.path_fields()] if kind else []
+    return found
 
 
 def _absolute(value: Any, folder: Path) -> Any:
@@ -304,40 +442,41 @@ def _set(plain: dict[str, Any], key: str, value: Any) -> None:
     within = plain
     for table in tables:
         if isinstance(found := within.setdefault(table, {}), Table):  # of a recipe that is changed from Python
-            within[table] = {**({"name": found.name} if isinstance(found, Method) else {}), **found.model_dump()}
+            within[table] = {**({NAMED[table].key: named_by(found)} if table in NAMED else {}), **found.model_dump()}
         within = within[table]
         if not isinstance(within, dict):
             raise UserError(f"--set {key}: {table} is a value, not a table")
-    if key == "method.name" and within.get("name") != value:
-        within.clear()  # the recipe's other fields belong to the method that it names
-    within[last] = _absolute(value, Path()) if key in PATHS else value
+    if key in {f"{table}.{named.key}" for table, named in NAMED.items()} and within.get(last) != value:
+        within.clear()  # the recipe's other fields belong to what it names
+    within[last] = value
+    if key in path_keys(plain):
+        within[last] = _absolute(value, Path())
 
 
 def parse_recipe(plain: Mapping[str, Any], source: str) -> Recipe:
     """A recipe from plain data, checked; `source` is named in errors."""
     rest = dict(plain)
-    method = _parse_method(rest.pop("method", {"name": FedMRL.name}), source)
+    chosen = {table: _parse_named(table, rest.pop(table, {}), source) for table in NAMED}
+    kinds = {table: type(thing) for table, thing in chosen.items()}
     try:
-        return Recipe.model_validate({**rest, "method": method})
+        return Recipe.model_validate({**rest, **chosen})
     except ValidationError as error:
-        raise UserError(_sentence(error, rest, source, type(method))) from error
+        raise UserError(_sentence(error, rest, source, kinds)) from error
 
 
-def _parse_method(table: Any, source: str) -> Method:
-    if isinstance(table, Method):
-        return table
-    if not isinstance(table, dict):
-        raise UserError(f"{source}: method is {table!r}; it must be a table with a name")
-    fields = dict(table)
-    name = fields.pop("name", FedMRL.name)
-    if not isinstance(name, str) or name not in METHODS:
-        near = difflib.get_close_matches(str(name).lower(), METHODS, n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; choose {_choices(METHODS)}"
-        raise UserError(f"{source}: method.name is {name!r}, which is no method{hint}")
+def _parse_named(table: str, given: Any, source: str) -> Any:
+    """What a table names, with its fields."""
+    if isinstance(given, Table):
+        return given
+    registry, key, default = NAMED[table]
+    if not isinstance(given, dict):
+        raise UserError(f"{source}: {table} is {given!r}; it must be a table with a {key}")
+    fields = dict(given)
+    kind: type[Table] = registry.find(fields.pop(key, default), f"{source}: {table}.{key}")
     try:
-        return METHODS[name].model_validate(fields)
+        return kind.model_validate(fields)
     except ValidationError as error:
-        raise UserError(_sentence(error, fields, source, METHODS[name], prefix="method.")) from error
+        raise UserError(_sentence(error, fields, source, {table: kind}, prefix=f"{table}.")) from error
 
 
 def settings_of(config: str) -> dict[str, Any]:
@@ -356,19 +495,21 @@ def _flat(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def known_keys(method: type[Method]) -> dict[str, Any]:
-    """Every key that a recipe with this method may have, by its path, with its field."""
+def known_keys(kinds: Mapping[str, type[Table]]) -> dict[str, Any]:
+    """Every key that a recipe may have, by its path, with its field; `kinds` are what its tables of `NAMED` name."""
 
     def walk(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, Any]]:
         for name, field in model.model_fields.items():
-            if name == "method":
+            if not prefix and name in NAMED:
+                yield f"{name}.{NAMED[name].key}", None
+                yield from walk(kinds[name], f"{name}.") if name in kinds else ()
                 continue
             if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
                 yield from walk(field.annotation, f"{prefix}{name}.")
             else:
                 yield f"{prefix}{name}", field
 
-    return {**dict(walk(Recipe, "")), "method.name": None, **dict(walk(method, "method."))}
+    return dict(walk(Recipe, ""))
 
 
 _WANTED = {
@@ -385,7 +526,9 @@ _WANTED = {
 }
 
 
-def _sentence(error: ValidationError, plain: Mapping[str, Any], source: str, method: type[Method], prefix: str = "") -> str:
+def _sentence(
+    error: ValidationError, plain: Mapping[str, Any], source: str, kinds: Mapping[str, type[Table]], prefix: str = ""
+) -> str:
     """The first thing wrong, as what, where, and what to do."""
     # Of the branches of a union, the one that got furthest into what the user wrote is the one that was meant; of those that
     # got equally far, one that knows what is wrong with it, not which names there were instead.
@@ -395,7 +538,7 @@ def _sentence(error: ValidationError, plain: Mapping[str, Any], source: str, met
     key = f"{prefix}{path}"
     match problem["type"]:
         case "extra_forbidden":
-            return f"{source}: there is no key {key}{_nearest(key, method)}"
+            return f"{source}: there is no key {key}{_nearest(key, kinds)}"
         case "value_error":
             where = key.rstrip(".")
             said = "" if isinstance(value, Mapping) else f" is {value!r}"
@@ -428,11 +571,14 @@ def _where(loc: Sequence[int | str], plain: Any) -> tuple[str, Any]:
     return path, value
 
 
-def _nearest(key: str, method: type[Method]) -> str:
-    known = known_keys(method)
+def _nearest(key: str, kinds: Mapping[str, type[Table]]) -> str:
+    known = known_keys(kinds)
     table, _, last = key.rpartition(".")
     if re.fullmatch(r"models\.(small|local\[\d+\])", table):
         return _nearest_width(table, last)
+    owners = [name for name, kind in NAMED[table].registry.items() if last in kind.model_fields] if table in NAMED else []
+    if owners:
+        return f" with {table}.{NAMED[table].key} = {named_by(kinds[table])!r}; {_choices(owners)} has it"
     same = [path for path in known if path.rpartition(".")[2] == last]
     # Last words are compared, as keys of one table are alike by their table alone; within the table, more loosely.
     of_table = {path.rpartition(".")[2]: path for path in known if path.rpartition(".")[0] == table}

@@ -33,7 +33,7 @@ class InterruptedRun(Exception):  # noqa: N818  (an interruption is not an error
         self.folder = folder
 
 
-def cause(error: Exception) -> str:
+def cause(error: BaseException) -> str:
     """What somebody else's code raised, in a line.
 
     >>> cause(ValueError("too long\\nand more")), cause(AssertionError())

@@ -80,19 +80,3 @@ def write(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
             chosen = [(one, value) for one, value, is_plain in zip(into, values, plain, strict=True) if is_plain is kind]
             if chosen:
                 torch._foreach_copy_([one for one, _ in chosen], [value for _, value in chosen])
-
-
-def weighted_mean(contents: Iterable[Mapping[str, Tensor]], weights: Iterable[float]) -> Tensors:
-    """The weighted mean of equally named tensors, summed in double precision.
-
-    >>> weighted_mean([{"w": torch.tensor(1.0)}, {"w": torch.tensor(4.0)}], [10, 20])
-    {'w': tensor(3.)}
-    """
-    contents, weights = list(contents), list(weights)
-    mean, shares = {}, torch.tensor(weights, dtype=torch.float64) / sum(weights)
-    for name, tensor in contents[0].items():
-        stacked = torch.stack([content[name] for content in contents]).double()
-        # Without a wait for the device, which `torch.tensor(…, device=…)` would mean.
-        shares = shares.to(tensor.device, non_blocking=True)
-        mean[name] = (stacked * shares.view(-1, *[1] * tensor.ndim)).sum(dim=0).to(tensor.dtype)
-    return mean

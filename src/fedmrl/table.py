@@ -4,6 +4,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+IS_PATH = "path"
+"""Marks a field that holds a file or folder, as in `Annotated[str, IS_PATH]`: in a recipe it lies beside the recipe."""
+
 
 class Table(BaseModel):
     """A table of a recipe."""
@@ -17,3 +20,8 @@ class Table(BaseModel):
             if isinstance(plain, dict) and isinstance(plain.get(name), bool) and field.annotation is not bool:
                 raise ValueError(f"{name} is {str(plain[name]).lower()}, and takes no true or false")
         return plain
+
+    @classmethod
+    def path_fields(cls) -> list[str]:
+        """The fields that hold a file or folder."""
+        return [name for name, field in cls.model_fields.items() if IS_PATH in field.metadata]

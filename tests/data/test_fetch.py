@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from fedmrl.data import fetch as fetching
+from fedmrl.data.cifar import CIFAR_FILES
 from fedmrl.data.fetch import cifar10_records, fetch
-from fedmrl.data.sources import CIFAR_FILES
 from fedmrl.errors import UserError
 
 CONTENT = {"cifar-100-binary/train.bin": b"train" * 1000, "cifar-100-binary/test.bin": b"test" * 1000}

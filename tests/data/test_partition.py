@@ -229,9 +229,10 @@ def test_a_split_that_cannot_be_met_is_refused_in_a_sentence(table, clients, sen
 
 
 def test_cifar_is_dealt_whole(cifar_dir):
-    from fedmrl.data.sources import DataTable, load
+    from fedmrl.data import Cifar10
+    from fedmrl.data.sources import load
 
-    data = load(DataTable(name="cifar10", dir=str(cifar_dir)))
+    data = load(Cifar10(dir=str(cifar_dir)))
     splits = partition(PartitionTable(), data, 100, 0)
     assert_dealt_once(splits, data)
     assert len(data.y) == 60_000
@@ -248,8 +249,9 @@ def test_clients_of_few_samples_are_not_all_tested_on_the_same_classes():
 
 def test_the_authors_recipes_train_on_40_000_images_and_test_on_10_000(cifar_dir):
     from fedmrl import load_recipe
-    from fedmrl.data.sources import DataTable, load
+    from fedmrl.data import Cifar10
+    from fedmrl.data.sources import load
 
-    data = load(DataTable(name="cifar10", dir=str(cifar_dir)))
+    data = load(Cifar10(dir=str(cifar_dir)))
     splits = partition(load_recipe("authors-code/cifar10-n100").partition, data, 100, 0)
     assert (sum(len(own.train) for own in splits), sum(len(own.test) for own in splits)) == (40_000, 10_000)

@@ -3,8 +3,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedmrl.data import Digits
 from fedmrl.data.plan import Samples, augmented, plan, shown
-from fedmrl.data.sources import DataTable, load
+from fedmrl.data.sources import load
 from fedmrl.training import Augmentation, Phase, Training
 
 
@@ -28,7 +29,7 @@ def test_orders_differ_by_epoch_round_client_and_seed_and_repeat_for_the_same_ke
 
 
 def test_a_batch_is_standardised_when_it_is_taken_and_the_data_stay_bytes():
-    data = load(DataTable())
+    data = load(Digits())
     samples = Samples(data, torch.device("cpu"), torch.float64)
     x, y = samples.take(np.arange(1797))
     assert samples.x.dtype == torch.uint8

@@ -5,34 +5,36 @@ import numpy as np
 import pytest
 from tiny import data_file
 
-from fedmrl.data.sources import DataTable, data_dir, load, moments
+from fedmrl.data import SOURCES, Arrays, Cifar10, Cifar100, Digits
+from fedmrl.data.cifar import data_dir
+from fedmrl.data.sources import load, moments
 from fedmrl.errors import UserError
 
 
 def test_digits_are_as_large_as_cifar_and_stay_bytes():
-    data = load(DataTable())
+    data = load(Digits())
     assert data.x.shape == (1797, 3, 32, 32) and data.x.dtype == np.uint8
     assert data.x.max() == 255 and len(data.classes) == 10
 
 
 def test_standardising_measures_each_channel():
-    data = load(DataTable(name="arrays", file=str(data_file())))
+    data = load(Arrays(file=str(data_file())))
     np.testing.assert_allclose(data.mean, data.x.mean(axis=(0, 2, 3)))
     np.testing.assert_allclose(data.std, data.x.std(axis=(0, 2, 3)))
 
 
 def test_given_mean_and_std_are_taken(tmp_path):
-    data = load(DataTable(mean=[1, 2, 3], std=[4, 5, 6]))
+    data = load(Digits(mean=[1, 2, 3], std=[4, 5, 6]))
     assert data.mean.tolist() == [1, 2, 3] and data.std.tolist() == [4, 5, 6]
     with pytest.raises(UserError, match=r"data.mean has 1 values; digits has 3 channels, so give 3"):
-        load(DataTable(mean=[1]))
+        load(Digits(mean=[1]))
 
 
 def test_float_arrays_with_a_test_set(tmp_path):
     path = tmp_path / "own.npz"
     x = np.random.default_rng(0).normal(size=(6, 5))
     np.savez(path, x=x, y=[0, 1, 0, 1, 0, 1], x_test=x[:2], y_test=[0, 1])
-    data = load(DataTable(name="arrays", file=str(path)))
+    data = load(Arrays(file=str(path)))
     assert data.x.shape == (8, 5) and data.official_train == 6 and data.x.dtype == np.float32
     np.testing.assert_allclose(data.std, data.x.std(axis=0), rtol=1e-6)
 
@@ -40,7 +42,7 @@ def test_float_arrays_with_a_test_set(tmp_path):
 def test_a_constant_feature_is_not_divided_by_zero(tmp_path):
     path = tmp_path / "own.npz"
     np.savez(path, x=np.ones((4, 2)), y=[0, 1, 0, 1])
-    assert load(DataTable(name="arrays", file=str(path))).std.tolist() == [1, 1]
+    assert load(Arrays(file=str(path))).std.tolist() == [1, 1]
 
 
 GOOD = {"x": np.zeros((4, 1, 16, 16), np.uint8), "y": np.array([0, 1, 0, 1])}
@@ -70,23 +72,23 @@ def test_arrays_that_cannot_be_used_are_refused_in_a_sentence(tmp_path, arrays, 
     path = tmp_path / "own.npz"
     np.savez(path, **arrays)
     with pytest.raises(UserError) as refusal:
-        load(DataTable(name="arrays", file=str(path)))
+        load(Arrays(file=str(path)))
     assert sentence in str(refusal.value) and "\n" not in str(refusal.value)
 
 
 def test_files_that_are_not_there_or_not_npz_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"data.file must name an .npz"):
-        load(DataTable(name="arrays"))
+        load(Arrays())
     with pytest.raises(UserError, match="does not exist"):
-        load(DataTable(name="arrays", file=str(tmp_path / "no.npz")))
+        load(Arrays(file=str(tmp_path / "no.npz")))
     (tmp_path / "text.npz").write_text("hello")
     with pytest.raises(UserError, match=r"cannot be read as an .npz"):
-        load(DataTable(name="arrays", file=str(tmp_path / "text.npz")))
+        load(Arrays(file=str(tmp_path / "text.npz")))
 
 
 def test_missing_cifar_says_how_to_get_it(tmp_path):
     with pytest.raises(UserError, match=r"data_batch_1.bin is missing and 5 more; fetch them with 'fedmrl data cifar10"):
-        load(DataTable(name="cifar10", dir=str(tmp_path)))
+        load(Cifar10(dir=str(tmp_path)))
 
 
 def test_the_data_folder_is_the_one_given_or_the_environments_or_the_cache(monkeypatch, tmp_path):
@@ -98,7 +100,7 @@ def test_the_data_folder_is_the_one_given_or_the_environments_or_the_cache(monke
 
 @pytest.mark.parametrize(("name", "classes"), [("cifar10", 10), ("cifar100", 100)])
 def test_real_cifar_has_60000_images_of_its_classes(cifar_dir, name, classes):
-    data = load(DataTable(name=name, dir=str(cifar_dir)))
+    data = load(SOURCES[name](dir=str(cifar_dir)))
     assert data.x.shape == (60_000, 3, 32, 32) and data.x.dtype == np.uint8 and data.official_train == 50_000
     assert (np.bincount(data.y) == 60_000 // classes).all() and len(data.classes) == classes
     assert np.array_equal((data.mean, data.std), moments(data.x)), "they are written down as they are measured"
@@ -114,7 +116,7 @@ def test_a_corrupt_cifar_file_is_refused_by_name(cifar_dir, tmp_path):
     content[1000] ^= 1
     (folder / "test.bin").write_bytes(content)
     with pytest.raises(UserError, match=r"test.bin is not the official file \(its MD5 differs\)"):
-        load(DataTable(name="cifar100", dir=str(tmp_path)))
+        load(Cifar100(dir=str(tmp_path)))
 
 
 def _npy_header(header: str) -> bytes:
@@ -170,10 +172,10 @@ def test_an_archive_that_is_damaged_in_any_way_is_refused_in_a_sentence(tmp_path
     path = tmp_path / "own.npz"
     write(path)
     with pytest.raises(UserError) as refusal:
-        load(DataTable(name="arrays", file=str(path)))
+        load(Arrays(file=str(path)))
     assert str(refusal.value).startswith(str(path)) and len(str(refusal.value).splitlines()) == 1
 
 
 def test_the_home_of_a_user_that_there_is_not_is_refused_in_a_sentence():
     with pytest.raises(UserError, match=r"data.file: '~nosuchuser/a.npz' names the home folder of an unknown user"):
-        load(DataTable(name="arrays", file="~nosuchuser/a.npz"))
+        load(Arrays(file="~nosuchuser/a.npz"))

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from fedmrl.methods import METHODS
-from fedmrl.report.looks import LOOKS, OTHERS, looks_of
+from fedmrl.report.looks import LOOKS, OTHERS, Look, Shown, looks_of
 from fedmrl.reproduce.figures import STYLES
 
 
@@ -45,13 +45,23 @@ def test_pages_can_draw_every_marker():
 
 
 def test_a_look_does_not_depend_on_who_else_is_shown_nor_in_which_order():
-    three = looks_of([("fedproto", "FedProto"), ("mine", "mine"), ("fedmrl", "FedMRL")])
-    alone = [looks_of([one])[0] for one in (("fedproto", "FedProto"), ("mine", "mine"), ("fedmrl", "FedMRL"))]
-    assert three == alone and three[1] in OTHERS
+    shown = [Shown("fedproto", "FedProto"), Shown("mine", "Mine"), Shown("fedmrl", "FedMRL")]
+    three = looks_of(shown)
+    assert three == [looks_of([one])[0] for one in shown] and three[1] in OTHERS
+
+
+def test_a_users_method_keeps_its_look_whatever_its_series_is_called():
+    alone = looks_of([Shown("mine", "Mine")])[0]
+    assert looks_of([Shown("mine", "Mine (mu = 1)"), Shown("mine", "Mine (mu = 2)")])[0] == alone
+
+
+def test_a_users_method_has_its_own_colour_on_light_and_on_dark():
+    look = looks_of([Shown("fedmrl", "FedMRL"), Shown("mine", "Mine", "#aa1111")])[1]
+    assert (look.light, look.dark) == ("#aa1111", "#aa1111") and isinstance(look, Look)
 
 
 def test_a_method_that_is_shown_often_has_a_look_for_each_until_they_are_used_up():
-    looks = looks_of([("fedmrl", f"FedMRL (d1 = {d1})") for d1 in range(10, 30)])
+    looks = looks_of([Shown("fedmrl", f"FedMRL (d1 = {d1})") for d1 in range(10, 30)])
     assert looks[0] == LOOKS["fedmrl"] and len(set(looks)) == len(LOOKS) + len(OTHERS)
-    few = looks_of([("fedmrl", f"FedMRL (d1 = {d1})") for d1 in range(5)])
+    few = looks_of([Shown("fedmrl", f"FedMRL (d1 = {d1})") for d1 in range(5)])
     assert all(one != other for one, other in pairwise(few)) and set(few[1:]) <= set(OTHERS)

@@ -1,6 +1,7 @@
 """Data: where samples come from, which client has which, and in what order it sees them."""
 
+from fedmrl.data.cifar import Cifar10, Cifar100
 from fedmrl.data.partition import ClientSplit
-from fedmrl.data.sources import Dataset
+from fedmrl.data.sources import SOURCES, Arrays, Dataset, DataSource, Digits, Given, Samples
 
-__all__ = ["ClientSplit", "Dataset"]
+__all__ = ["SOURCES", "Arrays", "Cifar10", "Cifar100", "ClientSplit", "DataSource", "Dataset", "Digits", "Given", "Samples"]

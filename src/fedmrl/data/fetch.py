@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmrl.data.sources import CIFAR_FILES
+from fedmrl.data.cifar import CIFAR_FILES
 from fedmrl.errors import UserError
 from fedmrl.files import replacing
 

@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedmrl.aggregation import MEAN, Aggregation
 from fedmrl.cpu import emulates_bf16
 from fedmrl.data import ClientSplit, Dataset
 from fedmrl.errors import UserError, cause
 from fedmrl.messages import Tensors
 from fedmrl.methods import ClientNet, Common, Method, Round, Task
-from fedmrl.models import ModelSpec, OwnModel
+from fedmrl.models import ModelSpec, is_users
 from fedmrl.randomness import generator, host_seeded
 from fedmrl.training import Training
 
@@ -48,7 +49,7 @@ def failures_told(models: Sequence[ModelSpec], where: str, does: str) -> Iterato
     try:
         yield
     except Exception as error:
-        own = dict.fromkeys(model.label for model in models if isinstance(model, OwnModel))
+        own = dict.fromkeys(model.label for model in models if is_users(model))
         if isinstance(error, UserError | MemoryError | torch.OutOfMemoryError) or not own:
             raise
         raise UserError(f"{where}: {', '.join(own)} fails as it {does}: {cause(error)}; mend the model") from error
@@ -63,6 +64,7 @@ class Terms:
     common: Common
     seed: int
     rounds: int
+    aggregation: Aggregation = MEAN
 
     @property
     def dtype(self) -> torch.dtype:

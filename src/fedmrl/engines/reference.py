@@ -15,7 +15,7 @@ from fedmrl.data.plan import Samples, plan
 from fedmrl.engines.base import CorrectCounts, Engine, Setting, Trained, Turn, failures_told, numerics
 from fedmrl.messages import copy
 from fedmrl.methods import Batch, ClientNet, Round
-from fedmrl.models import ModelSpec, OwnModel, Split
+from fedmrl.models import ModelSpec, Split, is_users
 from fedmrl.randomness import torch_seeded
 from fedmrl.training import Phase, Sums
 
@@ -93,7 +93,7 @@ class ReferenceEngine(Engine):
         A user's model may have been written for images that are laid out as usual. Other clients' models do not matter.
         """
         setting = self.settings[turn.run]
-        usual = setting.device.type != "cpu" or isinstance(setting.members[turn.client].model, OwnModel)
+        usual = setting.device.type != "cpu" or is_users(setting.members[turn.client].model)
         return torch.contiguous_format if usual else torch.channels_last
 
     def _laid_out(self, x: Tensor, turn: Turn) -> Tensor:

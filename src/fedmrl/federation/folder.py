@@ -18,6 +18,7 @@ from fedmrl.errors import UserError
 from fedmrl.federation.checkpoint import Checkpoint, Snapshot
 from fedmrl.federation.store import Store
 from fedmrl.files import check_sha256, sha256_of, user_path, write_whole
+from fedmrl.registry import is_file
 from fedmrl.results import WHOSE, ClientResults, Outcome, Record, RunResult, Whose
 from fedmrl.schema import checked, parsed, read_text
 
@@ -61,6 +62,8 @@ class RunFolder:
         write_whole(path / "split.json", split_json(splits))
         if found := inputs(recipe):
             write_whole(path / "inputs.json", json.dumps(found))
+        if came_from := recipe.origins:
+            write_whole(path / "origins.json", json.dumps(came_from))
         write_whole(path / "rounds.jsonl", "")
         write_whole(path / "config.toml", config)
         return folder
@@ -230,7 +233,9 @@ def _line(record: Record) -> str:
 
 def inputs(recipe: Recipe) -> dict[str, str]:
     """A fingerprint of each file that the recipe names, by its key."""
-    named = {"participation": recipe.participation, "data.file": recipe.data.file}
+    named: dict[str, Any] = {"participation": recipe.participation}
+    named |= {f"data.{field}": getattr(recipe.data, field) for field in recipe.data.path_fields()}
+    named |= {f"imports[{place}]": name for place, name in enumerate(recipe.imports) if is_file(name)}
     paths = {key: user_path(name, key) for key, name in named.items() if isinstance(name, str)}
     return {key: hashlib.sha256(path.read_bytes()).hexdigest() for key, path in paths.items() if path.is_file()}
 
@@ -260,7 +265,12 @@ def refuse_used(path: Path) -> None:
         raise UserError(f"{path} is a file; --out must name a folder")
     if (path / "config.toml").exists():
         raise UserError(f"{path} already holds a run; name another --out, or go on with it by --resume")
-    begun = {"split.json", "inputs.json", "rounds.jsonl"}  # what a run that was killed while its folder was made leaves
+    begun = {
+        "split.json",
+        "inputs.json",
+        "origins.json",
+        "rounds.jsonl",
+    }  # what a run that was killed while its folder was made leaves
     if path.exists() and any(entry.name not in begun and entry.suffix != ".part" for entry in path.iterdir()):
         raise UserError(f"{path} is not empty; name a new folder with --out")
 

@@ -1,7 +1,7 @@
 """Starting runs: from a recipe to folders, clients and a server; what is wrong is refused before anything is written."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import nn
 
 from fedmrl.config import Recipe, Settings, load_named
 from fedmrl.data import Dataset, sources
+from fedmrl.data.sources import Given, source_of
 from fedmrl.engines import EngineChoice, Setting, check_engine
 from fedmrl.errors import UserError
 from fedmrl.federation import summary as summaries
@@ -21,6 +22,7 @@ from fedmrl.federation.simulated import SimulatedClients
 from fedmrl.federation.store import check_store, choose, make_store
 from fedmrl.methods import Method
 from fedmrl.models import ModelSpec
+from fedmrl.plugins import is_registered, named_by
 from fedmrl.results import DivergedRun, Outcome, RunResult
 
 OnNotice = Callable[[str], None]
@@ -42,8 +44,8 @@ def run(
     on_notice: OnNotice | None = None,
 ) -> RunResult:
     """Run a recipe, or one by its name, file or folder, with another method and other settings if they are given; with `out`,
-    into that folder. `models` gives each client a local model of one's own; `data` is what the recipe names, where that is
-    loaded already; `on_notice` hears what is worth knowing before it starts.
+    into that folder. `models` gives each client a local model of one's own, `data` is a dataset of one's own; a rerun of the
+    folder needs both again. `on_notice` hears what is worth knowing before it starts.
 
     >>> import fedmrl
     >>> short = {"rounds": 1, "models.local": [{"conv1": 2, "conv2": 2, "fc1": 8, "fc2": 8}]}
@@ -98,12 +100,17 @@ def run_seeds(
     if models is not None:
         table = recipe.models.model_copy(update={"own": [spec.label for spec in models]})
         recipe = recipe.model_copy(update={"models": table})
+    if data is not None:
+        recipe = recipe.model_copy(update={"data": source_of(data)})
     place = pick_device(device)
     seeded = [recipe.model_copy(update={"seed": int(seed)}) for seed in seeds]
-    if recipe.models.own is None or models is not None:
-        data = data or sources.load(recipe.data)
+    if data is None and (recipe.models.own is None or models is not None):
+        data = sources.load(recipe.data)
     prepared = [prepare(one, place, models, data) for one in seeded]
     schedules = [schedule(one) for one in seeded]
+    recipe.aggregation.check(min(map(len, schedules[0])))
+    for line in _needed_again(recipe):
+        on_notice(line)
     folders = _opened(paths, seeded, prepared, resume)
     on_round = on_round or (lambda _: None)
     try:
@@ -112,6 +119,16 @@ def run_seeds(
         for folder in folders:
             if folder is not None:
                 folder.close()
+
+
+def _needed_again(recipe: Recipe) -> Iterator[str]:
+    """A line for each thing that was given from Python, so that a rerun needs it given again."""
+    if isinstance(recipe.data, Given):
+        yield f"the data ({recipe.data.called}) was given from Python: a rerun needs it again, and is told if it has changed"
+    for table in ("method", "aggregation"):
+        if not is_registered(table, getattr(recipe, table)):
+            name = named_by(getattr(recipe, table))
+            yield f"the {table} {name!r} was given from Python and is not registered: a rerun needs it again"
 
 
 def _check_types(seeds: Any, models: Any, data: Any, heard: Mapping[str, Any]) -> None:

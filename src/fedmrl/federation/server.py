@@ -104,7 +104,7 @@ class Federation:
         """The server's state after a round; where nobody replied, what it was."""
         if not replies:
             return self.now.server
-        return self.method.aggregate(self.now.server, self.uploads(replies), round_)
+        return self.method.aggregate(self.now.server, self.uploads(replies), round_, self.terms.aggregation)
 
     def uploads(self, replies: Sequence[Reply]) -> list[Upload]:
         """What clients sent, each with the number of training samples that it speaks for."""

@@ -16,7 +16,7 @@ from fedmrl.engines import Member, Setting, Terms
 from fedmrl.errors import UserError, cause
 from fedmrl.files import read_json, user_path
 from fedmrl.methods import Batch, ClientNet, Common, Header
-from fedmrl.models import ModelSpec, OwnModel
+from fedmrl.models import ModelSpec, is_users
 from fedmrl.randomness import generator, host_seeded, torch_seeded
 
 Schedule = list[list[int]]
@@ -40,7 +40,7 @@ def prepare(
         raise UserError(f"{len(specs)} models were given for {recipe.clients} clients; give one for each")
     members = {k: Member(own.train, own.test, spec) for k, (own, spec) in enumerate(zip(splits, specs, strict=True))}
     common = Common(data.shape, len(data.classes), recipe.models.shared, _header(specs[0], data, recipe.seed))
-    terms = Terms(recipe.method, recipe.training, common, recipe.seed, recipe.rounds)
+    terms = Terms(recipe.method, recipe.training, common, recipe.seed, recipe.rounds, recipe.aggregation)
     setting = Setting(terms, data, members, device)
     _check_models(setting)
     return setting
@@ -77,7 +77,7 @@ def _check_models(setting: Setting) -> None:
                 f"training.batch_size = {setting.training.batch_size} its last batch has a single sample; choose another"
             )
         spec = specs[client]
-        if alone and spec not in tried and isinstance(spec, OwnModel):
+        if alone and spec not in tried and is_users(spec):
             tried.add(spec)
             size = f"with training.batch_size = {setting.training.batch_size} its last batch has one sample; choose another"
             _try_out(setting, client, 1, f" on a single sample, and {size}")
@@ -94,7 +94,7 @@ def _check_kind(setting: Setting, client: int, net: ClientNet) -> None:
         for name, buffer in unkept.items():
             if not torch.equal(buffer, other[name]):
                 raise UserError(f"{label}: {name} is drawn at random and not kept in its state; register it as persistent")
-    if isinstance(spec, OwnModel):
+    if is_users(spec):
         _try_out(setting, client, 2)
 
 

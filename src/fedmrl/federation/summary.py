@@ -73,6 +73,7 @@ def facts(recipe: Recipe, engines: Sequence[str], devices: Sequence[str], togeth
     return {
         "method": recipe.method.name,
         "title": recipe.method.title,
+        "colour": recipe.method.colour,
         "seed": recipe.seed,
         "rounds": recipe.rounds,
         "mode": recipe.headline_mode,

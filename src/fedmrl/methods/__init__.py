@@ -9,10 +9,11 @@ from fedmrl.methods.fedproto import FedProto
 from fedmrl.methods.fml import FML
 from fedmrl.methods.lg_fedavg import LGFedAvg
 from fedmrl.methods.standalone import Standalone
+from fedmrl.registry import Registry
 
-METHODS: dict[str, type[Method]] = {
-    method.name: method for method in (Standalone, LGFedAvg, FD, FedProto, FML, FedKD, FedAPEN, FedMRL)
-}
+METHODS: Registry[type[Method]] = Registry("method", "fedmrl.methods")
+for _method in (Standalone, LGFedAvg, FD, FedProto, FML, FedKD, FedAPEN, FedMRL):
+    METHODS.add(_method.name, _method, module=_method.__module__)
 
 __all__ = [
     "FD",

@@ -6,6 +6,7 @@ Rules that let one loss serve every engine: no `.item()`, no `if` on a tensor's 
 samples is `batch.mean`, and every mean over a representation divides by its model's `width`.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,9 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedmrl.messages import Tensors, Upload, copy, weighted_mean, write
+from fedmrl.aggregation import MEAN, Aggregation
+from fedmrl.errors import UserError
+from fedmrl.messages import Tensors, Upload, copy, write
 from fedmrl.models import SharedSpec, Split
 from fedmrl.table import Table
 from fedmrl.training import Phase, Sums, Training
@@ -138,8 +141,13 @@ class Method(Table, ABC):
     """A federated method; its hyperparameters are its fields. The defaults share nothing: each client learns alone."""
 
     name: ClassVar[str]
+    """What recipes call it; a class that does not say has its own name in small letters."""
     title: ClassVar[str]
+    """What tables and figures call it; else the class's name."""
     summary: ClassVar[str]
+    """What it does, in a few words; else the first line of the class's docstring."""
+    colour: ClassVar[str | None] = None
+    """Its colour in figures and on pages, as `#rrggbb`; one that no other method has is chosen if it does not say."""
     parts: ClassVar[tuple[str, ...]] = ("local",)
     """The parts of a client's net that learn."""
     shares: ClassVar[tuple[str, ...]] = ()
@@ -148,6 +156,17 @@ class Method(Table, ABC):
     """Whether every way to predict is measured in each round, not the default alone."""
     hears_server: ClassVar[bool] = False
     """Whether predictions depend on what the server sent, so that `own` and `aggregated` accuracy differ."""
+    averages: ClassVar[bool] = False
+    """Whether the server combines what clients send by an aggregation rule, so that one can be chosen."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        # A method that is derived from another is not that other: a run's folder would name the wrong one.
+        cls.name = cls.__dict__.get("name", cls.__name__.lower())
+        cls.title = cls.__dict__.get("title", cls.__name__)
+        cls.summary = cls.__dict__.get("summary", (cls.__doc__ or "").strip().partition("\n")[0])
+        if cls.colour is not None and not re.fullmatch("#[0-9a-fA-F]{6}", cls.colour):
+            raise UserError(f"{cls.__name__}.colour is {cls.colour!r}; write it as in '#cf4a00'")
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -204,8 +223,8 @@ class Method(Table, ABC):
         """What the server sends to a client that last took part in round `since` (None: never)."""
         return {}
 
-    def aggregate(self, server: Tensors, uploads: Sequence[Upload], round_: Round) -> Tensors:
-        """The server's state after a round. What comes in is left as it is."""
+    def aggregate(self, server: Tensors, uploads: Sequence[Upload], round_: Round, rule: Aggregation = MEAN) -> Tensors:
+        """The server's state after a round. What comes in is left as it is; `rule` is for methods that `average`."""
         return server
 
 
@@ -213,6 +232,7 @@ class WeightSharing(Method, ABC):
     """A method whose clients send the weights of one part and take their average."""
 
     hears_server: ClassVar[bool] = True
+    averages: ClassVar[bool] = True
 
     weighting: Literal["samples", "uniform"] = Field(
         "samples", description="uploads weigh by training samples (n_k/n), or all alike"
@@ -245,17 +265,15 @@ class WeightSharing(Method, ABC):
         """The shared part, the same for all."""
         return copy(server)
 
-    def aggregate(self, server: Tensors, uploads: Sequence[Upload], round_: Round) -> Tensors:
-        """The weighted mean of the uploads."""
-        return self.average(uploads)
+    def aggregate(self, server: Tensors, uploads: Sequence[Upload], round_: Round, rule: Aggregation = MEAN) -> Tensors:
+        """The uploads, combined."""
+        return self.combined(uploads, rule)
 
-    def average(self, uploads: Sequence[Upload]) -> Tensors:
-        """The uploads' mean by `weighting`, summed in the order of clients whatever order they came in."""
+    def combined(self, uploads: Sequence[Upload], rule: Aggregation) -> Tensors:
+        """The uploads as one, by the rule and `weighting`, in the order of clients whatever order they came in."""
         ordered = in_order(uploads)
-        return weighted_mean(
-            [upload.content for upload in ordered],
-            [upload.samples if self.weighting == "samples" else 1 for upload in ordered],
-        )
+        weights = [upload.samples if self.weighting == "samples" else 1 for upload in ordered]
+        return rule.combine([upload.content for upload in ordered], weights)
 
 
 def in_order(uploads: Iterable[Upload]) -> list[Upload]:

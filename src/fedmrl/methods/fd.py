@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from fedmrl.aggregation import MEAN, Aggregation
 from fedmrl.messages import Tensors, Upload
 from fedmrl.methods.base import Batch, ClientNet, Method, Round, Task, cross_entropy
 from fedmrl.methods.by_class import keep_uploads, means, weighted_rows, write_rows
@@ -49,7 +50,7 @@ class FD(Method):
         classes = sums["counts"].nonzero().squeeze(1)
         return {"classes": classes, "outputs": sums["outputs"][classes] / sums["counts"][classes, None]}
 
-    def aggregate(self, server: Tensors, uploads: Sequence[Upload], round_: Round) -> Tensors:
+    def aggregate(self, server: Tensors, uploads: Sequence[Upload], round_: Round, rule: Aggregation = MEAN) -> Tensors:
         """Each client's latest upload is kept, in the order of clients."""
         return keep_uploads({} if self.keep == "round" else server, uploads, "outputs")
 

@@ -10,6 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from fedmrl.aggregation import MEAN, Aggregation
 from fedmrl.messages import Size, Tensors, Upload, copy, size
 from fedmrl.methods.base import Batch, ClientNet, Common, Round, Task, WeightSharing, cross_entropy, divergence, load, pick
 from fedmrl.models import Split
@@ -79,10 +80,10 @@ class FedKD(WeightSharing):
         """The first small model, and no answers yet."""
         return super().start(common) | {"answers-since": torch.tensor(0)}
 
-    def aggregate(self, server: Tensors, uploads: Sequence[Upload], round_: Round) -> Tensors:
+    def aggregate(self, server: Tensors, uploads: Sequence[Upload], round_: Round, rule: Aggregation = MEAN) -> Tensors:
         """The mean update, factored like an upload. The server adds what clients will rebuild, so all copies agree."""
         small = pick(server, ["small"])
-        mean = self.average([replace(upload, content=rebuild(upload.content, small)) for upload in uploads])
+        mean = self.combined([replace(upload, content=rebuild(upload.content, small)) for upload in uploads], rule)
         answer = factor(mean, self.energy(round_))
         answers = answers_in(server) | {round_.index: answer}
         # A client that missed more than a whole small model's worth is sent that instead: older answers can go.

@@ -8,6 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedmrl.aggregation import MEAN, Aggregation
 from fedmrl.errors import UserError
 from fedmrl.messages import Tensors, Upload
 from fedmrl.methods.base import Batch, ClientNet, Method, Round, Task, cross_entropy
@@ -96,7 +97,7 @@ class FedProto(Method):
         content = {"classes": classes, "prototypes": sums["prototypes"][classes] / counts[:, None]}
         return content | ({"counts": counts} if self.weighting == "samples" else {})
 
-    def aggregate(self, server: Tensors, uploads: Sequence[Upload], round_: Round) -> Tensors:
+    def aggregate(self, server: Tensors, uploads: Sequence[Upload], round_: Round, rule: Aggregation = MEAN) -> Tensors:
         """Each client's latest upload is kept, in the order of clients."""
         return keep_uploads({} if self.keep == "round" else server, uploads, "prototypes")
 

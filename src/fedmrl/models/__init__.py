@@ -2,6 +2,32 @@
 
 from fedmrl.models.cnn import CNN, CNNS
 from fedmrl.models.mlp import MLP
-from fedmrl.models.split import ModelSpec, OwnModel, SharedSpec, Split, split
+from fedmrl.models.split import Model, ModelSpec, OwnModel, SharedSpec, Split, split
+from fedmrl.registry import Registry
 
-__all__ = ["CNN", "CNNS", "MLP", "ModelSpec", "OwnModel", "SharedSpec", "Split", "split"]
+MODELS: Registry[Model | type[Model]] = Registry("model", "fedmrl.models")
+"""Models as they are, and kinds of model whose fields a recipe may set."""
+for _name, _cnn in CNNS.items():
+    MODELS.add(_name, _cnn, module=__name__)
+for _kind in (CNN, MLP):
+    MODELS.add(_kind.name, _kind, module=__name__, listed=False)
+
+
+def is_users(spec: ModelSpec) -> bool:
+    """Whether a model is a user's, whose code may do anything."""
+    return not isinstance(spec, CNN | MLP)
+
+
+__all__ = [
+    "CNN",
+    "CNNS",
+    "MLP",
+    "MODELS",
+    "Model",
+    "ModelSpec",
+    "OwnModel",
+    "SharedSpec",
+    "Split",
+    "is_users",
+    "split",
+]

@@ -1,23 +1,23 @@
 """The paper's five convolutional networks, and others of their family."""
 
 from collections import OrderedDict
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-import torch
 from pydantic import Field
 from torch import nn
 
 from fedmrl.errors import UserError
-from fedmrl.models.split import Split
-from fedmrl.table import Table
+from fedmrl.models.split import Model, Split
 
 Width = Annotated[int, Field(ge=1, le=100_000)]
 
 
-class CNN(Table):
+class CNN(Model):
     """Widths of one network: two 5×5 convolutions without padding, each with 2×2 pooling and ReLU, then two
     fully connected layers; the second gives the representation, after its ReLU.
     """
+
+    name: ClassVar[str] = "cnn"
 
     conv1: Width = 16
     conv2: Width = 32
@@ -65,8 +65,7 @@ class CNN(Table):
         >>> CNNS["cnn-5"].parameters((3, 32, 32), classes=10)
         670058
         """
-        with torch.device("meta"):
-            return sum(p.numel() for p in self.build(shape, classes).parameters())
+        return super().parameters(shape, classes)
 
     def with_dim(self, dim: int) -> "CNN":
         """The same network with another representation dimension."""

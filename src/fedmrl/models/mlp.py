@@ -3,18 +3,19 @@
 import math
 from collections import OrderedDict
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field, Strict
 from torch import nn
 
 from fedmrl.models.cnn import Width
-from fedmrl.models.split import Split
-from fedmrl.table import Table
+from fedmrl.models.split import Model, Split
 
 
-class MLP(Table):
+class MLP(Model):
     """Widths of one network: linear layers, each with ReLU; the last of them gives the representation, after its ReLU."""
+
+    name: ClassVar[str] = "mlp"
 
     # A tuple, because models are keys of dicts; strict, because `true` is no width.
     hidden: Annotated[tuple[Annotated[Width, Strict()], ...], Field(min_length=1)]

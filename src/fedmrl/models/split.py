@@ -2,14 +2,16 @@
 
 import copy
 import difflib
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from fedmrl.errors import UserError, cause
+from fedmrl.table import Table
 
 
 class Split(nn.Module):
@@ -133,6 +135,38 @@ class SharedSpec(ModelSpec, Protocol):
 
     def with_dim(self, dim: int) -> "SharedSpec":
         """The same kind with another representation dimension."""
+
+
+class Model(Table, ABC):
+    """A kind of model that recipes can name; what it can be set to are its fields."""
+
+    name: ClassVar[str]
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        cls.name = cls.__dict__.get("name", cls.__name__.lower())
+
+    @property
+    def label(self) -> str:
+        """Its name in tables, with the fields that are not as they come."""
+        changed = ", ".join(f"{field} = {value}" for field, value in self.model_dump(exclude_defaults=True).items())
+        return f"{self.name} ({changed})" if changed else self.name
+
+    @abstractmethod
+    def build(self, shape: tuple[int, ...], classes: int) -> Split:
+        """A new model for samples of this shape, its weights drawn from torch's current state."""
+
+    def parameters(self, shape: tuple[int, ...], classes: int) -> int:
+        """How many numbers it learns."""
+        with torch.device("meta"):
+            return sum(p.numel() for p in self.build(shape, classes).parameters())
+
+    def with_dim(self, dim: int) -> "Model":
+        """The same kind with another representation dimension, as a model that clients share must have for some methods."""
+        raise UserError(
+            f"the model {self.name!r} has no with_dim, so it cannot get the representation dimension {dim} that the method "
+            "wants of a shared model; give it one, or name another as models.small"
+        )
 
 
 @dataclass(frozen=True)

@@ -42,25 +42,44 @@ OTHERS: Sequence[Look] = (
 """For what is no method of these: those that users wrote, and a method that is shown a second time with other settings."""
 
 
-def looks_of(series: Sequence[tuple[str, str]]) -> list[Look]:
-    """A look for each series, given as its method and its own name.
+@dataclass(frozen=True)
+class Shown:
+    """What a look is chosen by."""
 
-    The first by name of a method's has the method's look. The others have one that no method has, by their name alone unless it
-    is taken; only when these are used up, one of a method that is not shown.
+    method: str
+    name: str
+    """What the series is called: the method's title, with what sets it apart from others of the method."""
+    colour: str | None = None
+    """The method's own, if it has one."""
 
-    >>> [look.marker for look in looks_of([("standalone", "Standalone"), ("fedmrl", "FedMRL"), ("mine", "mine")])]
-    ['s', 'o', '<']
+
+def looks_of(series: Sequence[Shown]) -> list[Look]:
+    """A look for each series.
+
+    The first by name of a method's has the method's look: a method of fedmrl its own, another its colour, or one that no method
+    has, by the method's name unless it is taken. Further ones of a method have such a look by their own name. Only when these
+    are used up, a look of a method that is not shown is taken.
+
+    >>> [look.marker for look in looks_of([Shown("standalone", "Standalone"), Shown("mine", "Mine", "#aa0000")])]
+    ['s', '<']
     """
-    by_name = sorted(range(len(series)), key=lambda place: series[place][1])
+    by_name = sorted(range(len(series)), key=lambda place: series[place].name)
     chosen: dict[int, Look] = {}
+    firsts = {place for place in by_name if place == next(p for p in by_name if series[p].method == series[place].method)}
     for place in by_name:
-        own = LOOKS.get(series[place][0])
-        if own and own not in chosen.values():
+        one = series[place]
+        own = LOOKS.get(one.method) or (one.colour and Look(one.colour, one.colour, _turned(one.method)[0].marker))
+        if own and place in firsts:
             chosen[place] = own
-    for place in by_name:
+    for place in sorted(by_name, key=lambda place: place not in firsts):
         if place not in chosen:
-            start = crc32(series[place][1].encode("utf-8", "replace")) % len(OTHERS)
-            turned = (*OTHERS[start:], *OTHERS[:start])
+            turned = _turned(series[place].method if place in firsts else series[place].name)
             free = [look for look in (*turned, *LOOKS.values()) if look not in chosen.values()]
             chosen[place] = free[0] if free else turned[0]
     return [chosen[place] for place in range(len(series))]
+
+
+def _turned(name: str) -> Sequence[Look]:
+    """The looks of no method, in an order that depends on the name."""
+    start = crc32(name.encode("utf-8", "replace")) % len(OTHERS)
+    return (*OTHERS[start:], *OTHERS[:start])

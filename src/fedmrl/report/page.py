@@ -21,7 +21,7 @@ from fedmrl import __version__
 from fedmrl.errors import UserError
 from fedmrl.files import write_whole
 from fedmrl.report import tables
-from fedmrl.report.looks import Look, looks_of
+from fedmrl.report.looks import Look, Shown, looks_of
 from fedmrl.report.runs import Series, differing, find_runs, make_series
 from fedmrl.report.tables import DASH, seeds_said
 from fedmrl.results import PROTOCOLS, Protocol, RunResult, counted
@@ -111,7 +111,7 @@ def _packaged(name: str, package: str = "fedmrl.report") -> str:
 def page_data(series: Sequence[Series], left_out: Sequence[str] = ()) -> dict[str, Any]:
     """All that the page shows, the most accurate series first."""
     ranked = sorted(series, key=lambda one: -_mean(one, "fair"))
-    looks = looks_of([(one.first.method, one.name) for one in ranked])
+    looks = looks_of([Shown(one.first.method, one.name, one.first.colour) for one in ranked])
     return {
         "version": __version__,
         "facts": _facts(ranked),
@@ -132,7 +132,7 @@ def _facts(series: Sequence[Series]) -> str:
     apart = differing([one.first.settings for one in series])
     share = settings.get("participation", 1.0)
     said = {
-        "data.name": settings.get("data.name", ""),
+        "data.name": settings.get("data.called", settings.get("data.name", "")),
         "clients": _number_of(len(series[0].first.clients), "client"),
         "participation": f"{share:.0%} a round" if isinstance(share, float | int) else "",
         "rounds": _number_of(series[0].first.rounds, "round"),

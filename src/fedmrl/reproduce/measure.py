@@ -1,5 +1,6 @@
 """Measuring what is missing: runs that survive being stopped, and a cell written for each as soon as it is there."""
 
+import json
 import math
 import shutil
 import time
@@ -12,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from fedmrl.config import Recipe
+from fedmrl.config import Recipe, parse_recipe
 from fedmrl.data import Dataset, sources
-from fedmrl.data.sources import DataTable
 from fedmrl.errors import InterruptedRun, UserError
 from fedmrl.federation.launch import pick_device, run_seeds
 from fedmrl.federation.server import OnRound
@@ -86,7 +86,7 @@ def measure(
     with watch(one) if watch else nullcontext() as on_round:
         outcomes = run_seeds(
             one.recipe, one.seeds, outs=runs, resume=resume, device=device, engine=engine,
-            data=_data(one.recipe.data.model_dump_json()), keep=False, on_round=on_round,
+            data=_data(json.dumps(one.recipe.resolved()["data"])), keep=False, on_round=on_round,
         )  # fmt: skip
     command = f"fedmrl reproduce {one.name} --seeds {','.join(map(str, one.seeds))}{scale.option}"
     cells = []
@@ -205,7 +205,7 @@ def _running(one: Wanted, seed: int, folder: Path) -> Path:
 @cache
 def _data(table: str) -> Dataset:
     """What a recipe's `[data]` table names, as JSON; loaded once, however many runs use it."""
-    return sources.load(DataTable.model_validate_json(table))
+    return sources.load(parse_recipe({"data": json.loads(table)}, "data").data)
 
 
 class Clock:

@@ -89,6 +89,8 @@ class _Outcome(Part):
     method: str
     title: str = ""
     """The method's name for people; runs of version 0.1 do not say."""
+    colour: Annotated[str, Field(pattern="^#[0-9a-fA-F]{6}$")] | None = None
+    """The method's colour, if it has one of its own."""
     seed: int
     rounds: int
     mode: str

@@ -1,0 +1,79 @@
+"""What users add: methods, datasets, models and aggregation rules of their own, registered like fedmrl's."""
+
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from fedmrl.aggregation import MEAN, RULES, Aggregation
+from fedmrl.data import SOURCES, DataSource, Digits
+from fedmrl.errors import UserError
+from fedmrl.methods import METHODS, FedMRL, Method
+from fedmrl.models import MODELS, Model
+from fedmrl.registry import Registry, origin_of
+from fedmrl.table import Table
+
+C = TypeVar("C", bound=type[Method | DataSource | Model | Aggregation])
+
+_KINDS: dict[type, Registry[Any]] = {Method: METHODS, DataSource: SOURCES, Model: MODELS, Aggregation: RULES}
+
+
+def register(thing: C) -> C:
+    """Lets recipes and the command line name a class of one's own: a method, dataset, model or aggregation rule.
+
+    >>> from fedmrl import Standalone, load_recipe
+    >>> @register
+    ... class Alone(Standalone):
+    ...     name = "alone"
+    >>> load_recipe("quickstart", {"method.name": "alone"}).method
+    Alone()
+    """
+    for base, registry in _KINDS.items():
+        if isinstance(thing, type) and issubclass(thing, base):
+            if inspect.isabstract(thing):
+                missing = ", ".join(sorted(getattr(thing, "__abstractmethods__", ())))
+                raise UserError(f"{thing.__name__} cannot be registered: it lacks {missing}")
+            registry.add(thing.name, thing, module=thing.__module__)
+            return thing
+    bases = ", ".join(f"fedmrl.{base.__name__}" for base in _KINDS)
+    raise UserError(f"{thing!r} cannot be registered; it must be a class derived from one of {bases}")
+
+
+class NamedTable(NamedTuple):
+    """A table of a recipe that names something registered; its other keys are that thing's fields."""
+
+    registry: Registry[Any]
+    key: str
+    """The key with the name."""
+    default: str
+
+
+NAMED: Mapping[str, NamedTable] = {
+    "data": NamedTable(SOURCES, "name", Digits.name),
+    "method": NamedTable(METHODS, "name", FedMRL.name),
+    "aggregation": NamedTable(RULES, "rule", MEAN.name),
+}
+
+
+def named_by(thing: Any) -> str:
+    """The name of what a table of `NAMED` names."""
+    return str(thing.name)
+
+
+def is_registered(table: str, thing: Table) -> bool:
+    """Whether a recipe's file can name it: a class that was registered, not another of its name."""
+    return NAMED[table].registry.get(named_by(thing)) is type(thing)
+
+
+def origins(chosen: Mapping[str, Table], models: Iterable[Model]) -> dict[str, str]:
+    """Where each thing that a recipe names comes from, by its key, if it is not fedmrl's: a file, a module, or Python."""
+    found: dict[str, str] = {}
+    for table, thing in chosen.items():
+        registry, key, _ = NAMED[table]
+        name = named_by(thing)
+        found[f"{table}.{key}"] = registry.origin(name) if is_registered(table, thing) else _from_python(type(thing))
+    found |= {f"models {model.name}": MODELS.origin(model.name) for model in models}
+    return {key: origin for key, origin in found.items() if origin}
+
+
+def _from_python(kind: type) -> str:
+    return f"Python, unregistered ({origin_of(kind.__module__) or kind.__module__})"

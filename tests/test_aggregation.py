@@ -1,0 +1,109 @@
+"""Each rule against values worked out by hand, and against what it is there for: a client that lies."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import tiny_recipe
+
+from fedmrl import UserError, run
+from fedmrl.aggregation import RULES, Krum, Mean, Median, TrimmedMean, krum_order, weighted_mean
+from fedmrl.messages import Upload
+from fedmrl.methods import METHODS, FedMRL, Round
+
+
+def uploads(*rows):
+    return [{"w": torch.tensor(row)} for row in rows]
+
+
+FIVE = uploads([1.0, 10.0], [2.0, 40.0], [3.0, 20.0], [4.0, 50.0], [100.0, -900.0])
+
+
+def combined(rule, contents=FIVE, weights=(1, 1, 1, 1, 1)):
+    return rule.combine(contents, weights)["w"].tolist()
+
+
+def test_the_mean_is_weighted():
+    assert combined(Mean(), uploads([1.0, 2.0], [4.0, 8.0]), [10, 20]) == [3.0, 6.0]
+
+
+def test_the_mean_does_not_change_what_it_is_made_of():
+    content = {"w": torch.tensor([1.0, 2.0])}
+    weighted_mean([content, content], [1, 2])["w"].zero_()
+    assert content["w"].tolist() == [1.0, 2.0]
+
+
+def test_the_median_is_the_middle_of_each_number():
+    assert combined(Median()) == [3.0, 20.0]
+    assert combined(Median(), FIVE[:4], [1] * 4) == [2.5, 30.0]
+    assert combined(Median(), FIVE[:1], [1]) == [1.0, 10.0]
+
+
+def test_the_trimmed_mean_leaves_out_the_outermost_at_each_end():
+    assert combined(TrimmedMean(trim=0.2)) == [3.0, pytest.approx(70 / 3)]
+    assert combined(TrimmedMean(trim=0.3)) == [3.0, 20.0], "0.3 of 5 is rounded up to 2"
+    ten = uploads(*([float(value)] for value in range(9)), [1000.0])
+    assert combined(TrimmedMean(trim=0.1), ten, [1] * 10) == [4.5], "0.1 of 10 is 1, not 2"
+    assert combined(TrimmedMean(trim=0.1), FIVE[:2], [1, 1]) == [1.5, 25.0], "of two clients none can be left out"
+
+
+def test_krum_takes_the_client_whose_two_nearest_others_are_nearest():
+    # Squared distances to the nearest two of five, one of whom may lie (5 - 1 - 2 = 2):
+    # 0: 1 + 9 = 10, 1: 1 + 4 = 5, 3: 4 + 9 = 13, 7: 16 + 36 = 52, 100: 93² + 97².
+    five = uploads([0.0], [1.0], [3.0], [7.0], [100.0])
+    assert krum_order(five, liars=1) == [1, 0, 2, 3, 4]
+    assert combined(Krum(), five) == [1.0]
+    assert combined(Krum(keep=3), five) == [pytest.approx(4 / 3)]
+
+
+def test_krum_looks_at_all_shared_tensors_together():
+    contents = [{"a": torch.tensor(0.0), "b": torch.tensor([float(far)])} for far in (0, 9, 0, 0, 0)]
+    assert krum_order(contents, liars=1)[-1] == 1
+
+
+@pytest.mark.parametrize("rule", [Median(), TrimmedMean(trim=0.2), Krum(), Krum(keep=2)])
+def test_a_liar_moves_the_mean_and_not_a_robust_rule(rule):
+    honest = uploads(*([value, value] for value in (0.9, 1.0, 1.1, 1.2)))
+    liar = uploads([-1e6, 1e6])
+    assert abs(combined(Mean(), honest + liar)[0]) > 1e5
+    assert all(0.9 <= value <= 1.2 for value in combined(rule, honest + liar))
+
+
+@given(st.permutations(range(5)), st.sampled_from([Mean(), Median(), TrimmedMean(trim=0.2), Krum(), Krum(keep=2)]))
+def test_the_order_in_which_uploads_arrive_does_not_matter(order, rule):
+    sent = [Upload(client, 10, content) for client, content in enumerate(FIVE)]
+    one = FedMRL().aggregate({}, sent, Round(0, 1), rule)
+    other = FedMRL().aggregate({}, [sent[place] for place in order], Round(0, 1), rule)
+    assert torch.equal(one["w"], other["w"])
+
+
+@pytest.mark.parametrize("rule", [kind() for kind in RULES.values()], ids=lambda rule: rule.name)
+def test_of_equal_uploads_every_rule_makes_that_upload_in_its_dtype(rule):
+    same = [{"w": torch.tensor([1.5, -2.0], dtype=torch.float32), "steps": torch.tensor(7)}] * 5
+    made = rule.combine(same, [1, 2, 3, 4, 5])
+    assert made["w"].tolist() == [1.5, -2.0] and made["w"].dtype == torch.float32
+    assert made["steps"].item() == 7 and made["steps"].dtype == torch.int64
+
+
+def test_krum_refuses_too_few_clients_a_round():
+    with pytest.raises(
+        UserError, match=r"aggregation.liars is 1, for which krum needs at least 5 clients a round"
+    ):
+        run(tiny_recipe("fedmrl", aggregation__rule="krum"))
+    with pytest.raises(UserError, match=r"aggregation.keep is 5, and of 5 clients a round 1 may lie; choose at most 4"):
+        Krum(keep=5).check(5)
+
+
+@pytest.mark.parametrize("method", [name for name in sorted(METHODS) if not METHODS[name].averages])
+def test_a_rule_is_refused_where_there_are_no_weights_to_combine(method):
+    with pytest.raises(UserError, match=f"aggregation.rule is 'median', and {method} does not average clients' weights"):
+        tiny_recipe(method, aggregation__rule="median")
+
+
+@pytest.mark.parametrize("method", [name for name in sorted(METHODS) if METHODS[name].averages])
+def test_a_rule_changes_what_a_federation_learns(method):
+    settings = {"clients": 3, "participation": 1.0, "rounds": 2}
+    mean = run(tiny_recipe(method, **settings))
+    again = run(tiny_recipe(method, **settings, aggregation__rule="mean"))
+    median = run(tiny_recipe(method, **settings, aggregation__rule="median"))
+    assert mean.states_sha256 == again.states_sha256 != median.states_sha256
