@@ -9,12 +9,13 @@ from fedmrl.data import SOURCES
 from fedmrl.methods import METHODS
 from fedmrl.models import MODELS
 
+REGISTRIES = (METHODS, SOURCES, MODELS, RULES)
+
 
 @pytest.fixture(autouse=True)
 def registries() -> Iterator[None]:
     """Every registry is as it was when the test is over; doctests too."""
-    every = (METHODS, SOURCES, MODELS, RULES)
-    before = [dict(registry._entries) for registry in every]
+    before = [dict(registry._entries) for registry in REGISTRIES]
     yield
-    for registry, entries in zip(every, before, strict=True):
+    for registry, entries in zip(REGISTRIES, before, strict=True):
         registry._entries = entries

@@ -1,6 +1,8 @@
 """What all tests share: one thread, so that two workers do not fight over two cores."""
 
 import os
+import signal
+import sys
 from pathlib import Path
 
 import hypothesis
@@ -21,3 +23,28 @@ def cifar_dir() -> Path:
     if not folder or not (Path(folder) / "cifar-10-batches-bin").is_dir():
         pytest.skip("FEDMRL_DATA names no folder with the official CIFAR files")
     return Path(folder)
+
+
+@pytest.fixture
+def fedmrl(monkeypatch, capsys, tmp_path):
+    """Call the program in an empty folder; gives its exit code and what it printed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.delenv("FEDMRL_DATA", raising=False)
+
+    from fedmrl import cli
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["fedmrl", *map(str, arguments)])
+        code = 0
+        handler = signal.getsignal(signal.SIGTERM)
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code or 0
+        finally:
+            signal.signal(signal.SIGTERM, handler)
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return call

@@ -86,9 +86,7 @@ def test_of_equal_uploads_every_rule_makes_that_upload_in_its_dtype(rule):
 
 
 def test_krum_refuses_too_few_clients_a_round():
-    with pytest.raises(
-        UserError, match=r"aggregation.liars is 1, for which krum needs at least 5 clients a round"
-    ):
+    with pytest.raises(UserError, match=r"aggregation.liars is 1, for which krum needs at least 5 clients a round"):
         run(tiny_recipe("fedmrl", aggregation__rule="krum"))
     with pytest.raises(UserError, match=r"aggregation.keep is 5, and of 5 clients a round 1 may lie; choose at most 4"):
         Krum(keep=5).check(5)

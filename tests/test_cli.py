@@ -36,29 +36,6 @@ PLAIN = sets(
 TINY = [*PLAIN, *sets("method.d1=3")]
 
 
-@pytest.fixture
-def fedmrl(monkeypatch, capsys, tmp_path):
-    """Call the program in an empty folder; gives its exit code and what it printed."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.delenv("FEDMRL_DATA", raising=False)
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fedmrl", *map(str, arguments)])
-        code = 0
-        handler = signal.getsignal(signal.SIGTERM)
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = end.code or 0
-        finally:
-            signal.signal(signal.SIGTERM, handler)
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return call
-
-
 def left_behind(folder="."):
     return sorted(str(path) for path in Path(folder).rglob("*"))
 

@@ -72,7 +72,7 @@ def test_a_name_must_fit_into_commands_and_folders(file, name):
     [
         ("1/0", "ZeroDivisionError: division by zero, line 1"),
         ("\n\ndef f(:", "SyntaxError.*line 3"),
-        ("import nosuchmodule", "there is no module nosuchmodule\); install it"),
+        ("import nosuchmodule", r"there is no module nosuchmodule\); install it"),
         ("import sys\nsys.exit(3)", "SystemExit: 3, line 2"),
         ("import fedmrl\nfedmrl.register(3)", "3 cannot be registered; it must be a class derived from one of fedmrl.Method"),
         ("import fedmrl\n@fedmrl.register\nclass A(fedmrl.Method): pass", "A cannot be registered: it lacks loss"),

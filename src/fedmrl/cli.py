@@ -138,7 +138,7 @@ def run(
     if begun and not resume:
         raise UserError(f"{recipe} holds a run of several seeds; go on with it by --resume, or name one of them, as {begun[0]}")
     source = next(path for path in begun if (path / "config.toml").exists()) if begun else recipe
-    named = load_named(source, settings or [], imports=imports or [])
+    named = load_named(source, settings or [], imports=imports or [], on_notice=_notice)
     default = ",".join(path.name.removeprefix("seed-") for path in begun) if begun else None
     chosen = _seeds(seeds or default, named.recipe.seed)
     several = len(chosen) > 1 or bool(begun)
@@ -287,7 +287,9 @@ def compare(
     """Run several methods on the same split with the same seeds: one table, one figure."""
     from fedmrl.comparison import compare as compare_methods
 
-    named = load_named(recipe, [s for s in settings or [] if not s.startswith("method.")], imports=imports or [])
+    named = load_named(
+        recipe, [s for s in settings or [] if not s.startswith("method.")], imports=imports or [], on_notice=_notice
+    )
     names = _names(methods)
     recipes = _recipes(named.recipe, names, [s for s in settings or [] if s.startswith("method.")])
     chosen = _seeds(seeds, named.recipe.seed)
@@ -546,7 +548,7 @@ def bench(
     from fedmrl.bench import COLUMNS as BENCH_COLUMNS
     from fedmrl.bench import measure
 
-    named = load_named(recipe, settings or [], imports=imports or [])
+    named = load_named(recipe, settings or [], imports=imports or [], on_notice=_notice)
     if out_file is not None and (out_file.is_dir() or not out_file.parent.is_dir()):
         raise UserError(f"--out: {out_file} cannot be written; name a file in a folder that there is")
     with working(err) as on_step:
@@ -589,7 +591,7 @@ def partition(
         raise UserError(f"--out is {out_file}; name a .png, .svg or .pdf file")
     if out_file is not None and not out_file.parent.is_dir():
         raise UserError(f"--out is {out_file}, and there is no folder {out_file.parent}; make it first")
-    named = load_named(recipe, settings or [], imports=imports or [])
+    named = load_named(recipe, settings or [], imports=imports or [], on_notice=_notice)
     data = sources.load(named.recipe.data)
     splits = deal(named.recipe.partition, data, named.recipe.clients, named.recipe.seed)
     counts = [[np.bincount(data.y[part], minlength=len(data.classes)) for part in (s.train, s.test)] for s in splits]

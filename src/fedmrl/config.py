@@ -3,7 +3,7 @@
 import difflib
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
@@ -252,11 +252,15 @@ def load_recipe(recipe: str | Path, settings: Settings = ()) -> Recipe:
 
 
 def load_named(
-    recipe: str | Path | Recipe, settings: Settings = (), method: str | Method | None = None, imports: Sequence[str] = ()
+    recipe: str | Path | Recipe,
+    settings: Settings = (),
+    method: str | Method | None = None,
+    imports: Sequence[str] = (),
+    on_notice: Callable[[str], None] = lambda line: None,
 ) -> NamedRecipe:
     """The recipe that is meant, with the name it goes by: a recipe's name, a TOML file, a run's folder, or a recipe itself.
     `settings` change keys by their paths, after the method was changed, if one is given by its name or as an object. What the
-    recipe imports, and `imports` beside it, is imported first, so that it can be named.
+    recipe imports, and `imports` beside it, is imported first, so that it can be named; `on_notice` hears of it.
     """
     if method is not None and not isinstance(method, str | Method):
         raise UserError(f"method is {method!r}; give a method's name, or a method as fedmrl.FedMRL(d1=100)")
@@ -268,14 +272,14 @@ def load_named(
         plain, source, came_from = _read(path), str(recipe), _read_origins(path.parent)
         if listed := _listed_imports(plain, source, path.parent):
             plain["imports"] = listed
-            import_all(listed)
+            import_all(listed, on_notice)
         _resolve_paths(plain, path.parent)
     else:
         raise UserError(f"recipe is {recipe!r}; give the name of a recipe, a TOML file, a run's folder or a fedmrl.Recipe")
     imports = [*imports, *_taken_imports(changes)]
     if imports:
         given = [_import_path(name, Path()) for name in imports]
-        import_all(given)
+        import_all(given, on_notice)
         plain["imports"] = list(dict.fromkeys([*plain.get("imports", []), *given]))
     if isinstance(method, Method):
         plain["method"] = method

@@ -175,9 +175,7 @@ def _executed(source: str, execute: Callable[[], ModuleType | None]) -> None:
     except UserError:
         raise
     except ModuleNotFoundError as error:
-        raise UserError(
-            f"{source} cannot be imported (there is no module {error.name}); install it"
-        ) from error
+        raise UserError(f"{source} cannot be imported (there is no module {error.name}); install it") from error
     except (Exception, SystemExit) as error:
         line = _line_of(error, source)
         raise UserError(f"{source} cannot be imported ({cause(error)}{line}); mend it") from error

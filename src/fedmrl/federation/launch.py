@@ -55,7 +55,7 @@ def run(
     if out is not None and (not isinstance(out, str | Path) or not str(out)):
         raise UserError(f"out is {out!r}; it must be the name of a folder, or None to write nothing")
     outs = None if out is None else [out]
-    recipe = load_named(recipe, settings, method).recipe
+    recipe = load_named(recipe, settings, method, on_notice=on_notice or (lambda line: None)).recipe
     done = run_seeds(
         recipe, [recipe.seed], outs=outs, resume=resume, device=device, engine=engine, store=store, models=models, data=data,
         on_round=on_round, on_notice=on_notice,
