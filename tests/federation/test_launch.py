@@ -97,5 +97,7 @@ class Impostor(fedmrl.FedMRL):
 
 def test_a_method_with_the_name_of_another_is_not_replaced_by_it_on_a_rerun(tmp_path):
     fedmrl.run(tiny_recipe("fedmrl"), method=Impostor(d1=3), out=tmp_path / "one")
-    with pytest.raises(UserError, match=r"method.name of that run came from Python, unregistered .*, and is another thing here"):
+    with pytest.raises(
+        UserError, match=r"method.name of that run came from Python, unregistered .*, and is another thing here"
+    ):
         fedmrl.run(tmp_path / "one")
