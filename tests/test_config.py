@@ -181,3 +181,46 @@ def test_a_file_that_is_no_recipe_is_refused(tmp_path):
 def test_the_source_is_named():
     with pytest.raises(UserError, match=r"^mine\.toml: rounds is 0"):
         parse_recipe({"rounds": 0}, source="mine.toml")
+
+
+def write(path, text):
+    path.write_text(text)
+    return path
+
+
+def test_a_recipe_extends_another_key_by_key(tmp_path):
+    write(
+        tmp_path / "base.toml", 'rounds = 7\nclients = 6\n[training]\nlr = 0.5\nepochs = 3\n[method]\nname = "fml"\nalpha = 0.1'
+    )
+    own = write(tmp_path / "own.toml", 'extends = "base.toml"\nclients = 8\n[training]\nlr = 0.25\n[method]\nbeta = 0.2')
+    recipe = load_recipe(own)
+    assert (recipe.rounds, recipe.clients, recipe.training.lr, recipe.training.epochs) == (7, 8, 0.25, 3)
+    assert recipe.method == METHODS["fml"](alpha=0.1, beta=0.2)
+    assert "extends" not in recipe.to_toml(), "what is written down is complete"
+
+
+def test_a_recipe_that_names_another_method_takes_none_of_its_fields(tmp_path):
+    own = write(tmp_path / "own.toml", 'extends = "quickstart"\n[method]\nname = "fml"')
+    assert load_recipe(own).method == METHODS["fml"]() and load_recipe(own).clients == load_recipe("quickstart").clients
+
+
+def test_files_lie_beside_the_recipe_that_names_them(tmp_path):
+    (tmp_path / "base").mkdir()
+    write(tmp_path / "base" / "base.toml", 'participation = "who.json"\n[data]\nname = "arrays"')
+    own = write(tmp_path / "own.toml", 'extends = "base/base.toml"\n[data]\nfile = "own.npz"')
+    recipe = load_recipe(own)
+    assert recipe.participation == str(tmp_path / "base" / "who.json") and recipe.data.file == str(tmp_path / "own.npz")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('extends = "own.toml"', "extends itself, by way of"),
+        ('extends = "quickstrat"', "there is no recipe 'quickstrat'; did you mean 'quickstart'?"),
+        ("extends = 3", "extends is 3; it must be the name of a recipe, or a TOML file"),
+        ('extends = "none.toml"', "none.toml cannot be read"),
+    ],
+)
+def test_a_recipe_that_extends_nothing_is_a_sentence(tmp_path, text, says):
+    with pytest.raises(UserError, match=says):
+        load_recipe(write(tmp_path / "own.toml", text))

@@ -269,11 +269,7 @@ def load_named(
         plain, name, source, came_from = recipe.tables(), recipe.data.title, "settings", {}
     elif isinstance(recipe, str | Path):
         path, name = _find(recipe)
-        plain, source, came_from = _read(path), str(recipe), _read_origins(path.parent)
-        if listed := _listed_imports(plain, source, path.parent):
-            plain["imports"] = listed
-            import_all(listed, on_notice)
-        _resolve_paths(plain, path.parent)
+        plain, source, came_from = _whole(path, on_notice), str(recipe), _read_origins(path.parent)
     else:
         raise UserError(f"recipe is {recipe!r}; give the name of a recipe, a TOML file, a run's folder or a fedmrl.Recipe")
     imports = [*imports, *_taken_imports(changes)]
@@ -354,6 +350,38 @@ def _find(recipe: str | Path) -> tuple[Path, str]:
     raise UserError(f"there is no recipe {str(recipe)!r}; {hint}'fedmrl recipes' lists them, or name a TOML file")
 
 
+def _whole(path: Path, on_notice: Callable[[str], None], extending: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """What a recipe's file says, on top of the recipe that it extends; what both import is imported."""
+    if path.resolve() in extending:
+        raise UserError(f"{path} extends itself, by way of {extending[-1]}; take one of the two extends out")
+    plain = _read(path)
+    base, below = plain.pop("extends", None), {}
+    if base is not None:
+        if not isinstance(base, str) or not base:
+            raise UserError(f"{path}: extends is {base!r}; it must be the name of a recipe, or a TOML file")
+        beside = path.parent / base
+        found, _ = _find(beside if beside.is_file() else base)
+        below = _whole(found, on_notice, (*extending, path.resolve()))
+    listed = _listed_imports(plain, str(path), path.parent)
+    import_all(listed, on_notice)
+    _resolve_paths(plain, path.parent, path_keys(_on_top(below, plain)))
+    imports = list(dict.fromkeys([*below.get("imports", []), *listed]))
+    return {**_on_top(below, plain), **({"imports": imports} if imports else {})}
+
+
+def _on_top(below: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, Any]:
+    """One recipe on top of another, key by key; a table that names something else is replaced as a whole."""
+    merged = dict(below)
+    for key, value in plain.items():
+        base = below.get(key)
+        if isinstance(value, Mapping) and isinstance(base, Mapping):
+            name = NAMED[key].key if key in NAMED else ""
+            merged[key] = value if name in value and value[name] != base.get(name) else _on_top(base, value)
+        else:
+            merged[key] = value
+    return merged
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         plain = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -385,9 +413,9 @@ def _import_path(name: str, folder: Path) -> str:
     return str(_absolute(name, folder)) if is_file(name) else name
 
 
-def _resolve_paths(plain: dict[str, Any], folder: Path) -> None:
+def _resolve_paths(plain: dict[str, Any], folder: Path, keys: Iterable[str]) -> None:
     """A file that a recipe names lies beside the recipe, wherever that is run from."""
-    for key in path_keys(plain):
+    for key in keys:
         table, _, last = key.rpartition(".")
         within = plain.get(table) if table else plain
         if isinstance(within, dict) and last in within:
