@@ -30,7 +30,7 @@ def test_every_way_is_measured_and_compared_with_the_reference(method):
 
 
 def test_noise_stands_in_for_data_that_is_not_there():
-    recipe = tiny_recipe("standalone", clients=600, participation=0.005, data__name="cifar10", data__file=None)
+    recipe = tiny_recipe("standalone", clients=600, participation=0.005, data__name="cifar10")
     result = measure(recipe, "tiny", repeats=1, fused=1, ways=["eager"], precisions=["bf16"], on_noise=True)
     assert result["noise"] is True
     assert 0 < result["rows"][0]["error"] < 0.1  # coarser than 32 bits, and close
