@@ -45,7 +45,10 @@ class ModelsTable(Table):
         "names, of CNNs as {conv1, conv2, fc1, fc2} and of MLPs as {hidden}, a list of widths",
     )
     small: Literal["auto"] | ModelName | Network = Field(
-        "auto", description="the model that all clients share; auto: the smallest of the local ones (on 3×32×32 images)"
+        "auto",
+        description="the model that all clients share; auto: the smallest of the local ones (on 3×32×32 images); beside "
+        "models from Python CNN-5 (for images of at least 16×16) or an MLP of 64 units, its widths halved until it is no "
+        "larger than the smallest of them",
     )
 
     own: list[str] | None = Field(None, description="the names of models that were given from Python, one for each client")

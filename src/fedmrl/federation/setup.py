@@ -16,7 +16,8 @@ from fedmrl.engines import Member, Setting, Terms
 from fedmrl.errors import UserError, cause
 from fedmrl.files import read_json, user_path
 from fedmrl.methods import Batch, ClientNet, Common, Header
-from fedmrl.models import ModelSpec, OwnModel
+from fedmrl.models import ModelSpec, OwnModel, SharedSpec, Split
+from fedmrl.models.shared import shared_beside
 from fedmrl.randomness import generator, host_seeded, torch_seeded
 
 Schedule = list[list[int]]
@@ -39,30 +40,63 @@ def prepare(
     if len(specs) != recipe.clients:
         raise UserError(f"{len(specs)} models were given for {recipe.clients} clients; give one for each")
     members = {k: Member(own.train, own.test, spec) for k, (own, spec) in enumerate(zip(splits, specs, strict=True))}
-    common = Common(data.shape, len(data.classes), recipe.models.shared, _header(specs[0], data, recipe.seed))
+    small = _shared(recipe, models, data)
+    common = Common(data.shape, len(data.classes), small, _header(specs[0], data, recipe.seed))
     terms = Terms(recipe.method, recipe.training, common, recipe.seed, recipe.rounds)
     setting = Setting(terms, data, members, device)
     _check_models(setting)
     return setting
 
 
+def shared_model_notices(recipe: Recipe, setting: Setting) -> list[str]:
+    """A line that says which model clients share, where it was chosen by the size of their own."""
+    if recipe.models.own is None or recipe.models.small != "auto":
+        return []
+    small = dict(setting.fresh_net(next(iter(setting.members))).named_children()).get("small")
+    if not isinstance(small, Split):
+        return []
+    label, size = setting.terms.common.small.with_dim(small.dim).label, _size(small)
+    return [
+        f"the model that all clients share is {label} with {size:,} parameters, chosen by the size of their own; set "
+        "models.small to choose another"
+    ]
+
+
+def _shared(recipe: Recipe, models: Sequence[ModelSpec] | None, data: Dataset) -> SharedSpec:
+    """The model that all clients share: the recipe's, or one by the data's shape and the smallest of the models given."""
+    if models is None or recipe.models.small != "auto":
+        return recipe.models.shared
+    own = (_form(spec, data, recipe.seed) for spec in dict.fromkeys(models))
+    return shared_beside(min(map(_size, own)), data.shape, len(data.classes))
+
+
+def _size(model: nn.Module) -> int:
+    """How many numbers it learns."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _form(model: ModelSpec, data: Dataset, seed: int) -> Split:
+    """A model of this kind whose weights nobody uses."""
+    with host_seeded(seed, "form"):
+        return model.build(data.shape, len(data.classes))
+
+
 def _header(model: ModelSpec, data: Dataset, seed: int) -> Header | None:
     """The form of a local model's header, if it is a linear layer."""
-    with host_seeded(seed, "form"):
-        header = model.build(data.shape, len(data.classes)).get_submodule("header")
+    header = _form(model, data, seed).get_submodule("header")
     return Header(header.in_features, header.bias is not None) if isinstance(header, nn.Linear) else None
 
 
 def _check_models(setting: Setting) -> None:
     """Build one net of each kind: what cannot be built or served is refused now, before anything is written."""
-    nets: dict[ModelSpec, ClientNet] = {}
-    for spec, client in setting.models.items():
-        nets[spec] = setting.fresh_net(client)
-        _check_kind(setting, client, nets[spec])
+    nets = {spec: setting.fresh_net(client) for spec, client in setting.models.items()}
     specs = [member.model for member in setting.members.values()]
     clients = [nets[spec] for spec in specs]
-    labels = {spec: spec.label for spec in nets}
+    labels = {spec: f"model {spec.label!r}" if isinstance(spec, OwnModel) else spec.label for spec in nets}
+    # Before any is tried out: where shapes do not fit each other, the trial fails with what torch says of it.
     setting.method.check([net.local for net in clients], [labels[spec] for spec in specs])
+    for spec, client in setting.models.items():
+        _check_kind(setting, client, nets[spec])
     tried: set[ModelSpec] = set()
     for client, net in enumerate(clients):
         try:
