@@ -13,10 +13,11 @@ from torch import Tensor
 
 from fedmrl.cpu import emulates_bf16
 from fedmrl.data import ClientSplit, Dataset
-from fedmrl.errors import UserError, cause
+from fedmrl.errors import CODE_FAILS, UserError, cause
 from fedmrl.messages import Tensors
 from fedmrl.methods import ClientNet, Common, Method, Round, Task
-from fedmrl.models import ModelSpec, OwnModel
+from fedmrl.models import ModelSpec
+from fedmrl.models.split import is_own
 from fedmrl.randomness import generator, host_seeded
 from fedmrl.training import Training
 
@@ -47,8 +48,8 @@ def failures_told(models: Sequence[ModelSpec], where: str, does: str) -> Iterato
     """Inside, what a user's own module raises becomes a sentence that names it."""
     try:
         yield
-    except Exception as error:
-        own = dict.fromkeys(model.label for model in models if isinstance(model, OwnModel))
+    except CODE_FAILS as error:
+        own = dict.fromkeys(model.label for model in models if is_own(model))
         if isinstance(error, UserError | MemoryError | torch.OutOfMemoryError) or not own:
             raise
         raise UserError(f"{where}: {', '.join(own)} fails as it {does}: {cause(error)}; mend the model") from error

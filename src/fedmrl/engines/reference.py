@@ -200,14 +200,15 @@ class _Memory:
 
 def _draws(setting: Setting, client: int) -> bool:
     """Whether a step of this client's net changes the state of torch's generator."""
-    net = setting.fresh_net(client)
+    net, models = setting.fresh_net(client), [setting.members[client].model]
     x = torch.zeros(2, *setting.data.shape, dtype=setting.dtype)  # one would be too few for layers that normalise over it
     y_B = torch.zeros(2, dtype=torch.long)
     for phase in setting.method.phases(setting.training, earlier=1):
         net.learn(phase.lr)
         with torch_seeded(setting.seed, "draws"):
             before = torch.get_rng_state()
-            phase.loss(net, Batch(x, y_B))
+            with failures_told(models, f"client {client}", "trains"):
+                phase.loss(net, Batch(x, y_B))
             if not torch.equal(before, torch.get_rng_state()):
                 return True
     return False
