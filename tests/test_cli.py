@@ -96,6 +96,44 @@ def test_each_run_without_out_gets_a_folder_of_its_own(fedmrl):
     assert sorted(p.name for p in Path("runs").iterdir()) == ["quickstart-fedmrl-1", "quickstart-fedmrl-2"]
 
 
+def test_runs_that_start_together_get_folders_of_their_own(tmp_path):
+    arguments = ["run", "quickstart", *PLAIN, *sets("method.name=standalone")]
+    processes = [start(tmp_path, *arguments) for _ in range(3)]
+    ends = [process.communicate(timeout=120)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], ends
+    names = [f"runs/quickstart-standalone-{number}/summary.json" for number in (1, 2, 3)]
+    assert all((tmp_path / name).exists() for name in names)
+
+
+def test_a_folder_that_another_run_makes_meanwhile_is_left_to_it(fedmrl, monkeypatch):
+    real, made = Path.mkdir, []
+
+    def mkdir(self, *words, **named):
+        if self.name == "quickstart-fedmrl-1" and not made:
+            made.append(self)
+            real(self)  # by the other, between the look and the leap
+        real(self, *words, **named)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    code, out, err = fedmrl("run", "quickstart", *TINY)
+    assert code == 0, err
+    assert "runs/quickstart-fedmrl-2" in out and made and not list(made[0].iterdir())
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_a_run_that_is_refused_leaves_no_new_folder(fedmrl, command):
+    refused = [command, "quickstart", *PLAIN, *sets("participation=no.json")]
+    assert fedmrl(*refused)[0] == 2 and left_behind() == []
+    Path("runs").mkdir()
+    assert fedmrl(*refused)[0] == 2 and left_behind() == ["runs"], "what was there stays"
+
+
+def test_runs_that_is_a_file_is_told(fedmrl):
+    Path("runs").write_text("")
+    code, _, err = fedmrl("run", "quickstart", *TINY)
+    assert (code, err) == (2, "fedmrl: runs is a file; remove it, or name another folder with --out\n")
+
+
 def test_a_runs_own_config_gives_the_same_numbers_again(fedmrl):
     fedmrl("run", "quickstart", *TINY, "--out", "one")
     fedmrl("run", "one/config.toml", "--out", "two")

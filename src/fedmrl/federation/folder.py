@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -266,12 +267,33 @@ def refuse_used(path: Path) -> None:
 
 
 def new_folder(name: str, root: Path = Path("runs")) -> Path:
-    """A folder under `runs/` that no run has yet: the name and the next free number."""
+    """Make a folder under `runs/` that no run has yet: the name and the next free number.
+
+    It is made here and now, so that of two runs that start together each gets one of its own.
+    """
     stem = name.replace("/", "-")
     number = 1
-    while (root / f"{stem}-{number}").exists():
-        number += 1
-    return root / f"{stem}-{number}"
+    while True:
+        path = root / f"{stem}-{number}"
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):  # another run has just removed an empty root
+                if not path.exists():
+                    path.mkdir()
+                    return path
+                number += 1
+        except FileExistsError:
+            if not root.is_dir():
+                raise UserError(f"{root} is a file; remove it, or name another folder with --out") from None
+        except OSError as error:
+            raise UserError(f"{path} cannot be written ({error.strerror}); name another folder with --out") from error
+
+
+def drop_empty(*paths: Path) -> None:
+    """Remove those of these folders that are empty."""
+    for path in paths:
+        with suppress(OSError):
+            path.rmdir()
 
 
 def _said(settings: Mapping[str, Any], key: str) -> str:
