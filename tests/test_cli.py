@@ -456,7 +456,7 @@ def test_help_and_no_arguments_explain_themselves(fedmrl):
 def start(folder, *arguments):
     # A shell that starts tests in the background has them, and all that they start, ignore Ctrl-C.
     heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    program = [sys.executable, "-c", f"{heed}; from fedmrl.cli import main; main()", *map(str, arguments)]
+    program = [sys.executable, "-c", f"{heed}; from fedmrl.__main__ import main; main()", *map(str, arguments)]
     return subprocess.Popen(program, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
 
 

@@ -46,6 +46,9 @@ from fedmrl.results import WHOSE, DivergedRun, Record, RunResult, Target
 class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """A stop before a run has begun is said in a sentence, too."""
+        for stop in (signal.SIGINT, signal.SIGTERM):  # a run that is told to stop by either keeps its last round
+            if signal.getsignal(stop) is not signal.SIG_IGN:
+                signal.signal(stop, signal.default_int_handler)
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -754,7 +757,6 @@ def _print_json(value: Any) -> None:
 
 def main() -> None:
     """The program: every way it can end, as an exit code and a sentence."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a run that is told to stop keeps its last round too
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal of few letters shows the others as question marks
