@@ -19,7 +19,7 @@ from fedmrl.errors import UserError
 from fedmrl.federation.checkpoint import Checkpoint, Snapshot
 from fedmrl.federation.store import Store
 from fedmrl.files import check_sha256, sha256_of, user_path, write_whole
-from fedmrl.results import WHOSE, ClientResults, Outcome, Record, RunResult, Whose
+from fedmrl.results import WHOSE, ClientResults, Outcome, Record, RunResult, Whose, read_summary
 from fedmrl.schema import checked, parsed, read_text
 
 try:
@@ -103,14 +103,18 @@ class RunFolder:
         if not path.is_file():
             return None
         try:
-            plain = parsed(path, read_text(path))
+            plain = read_summary(path)
             if isinstance(plain, dict) and plain.get("status") == "diverged":
                 return None
             result = checked(path, RunResult, plain)
             self._check_result(result)
+            if "sha256" not in plain:
+                tell(f"{path} was written by a version that kept no checksum; it is taken as it is")
         except UserError:
             tell(f"{path} is damaged; it is made anew, from the last checkpoint if there is one")
             return None
+        if isinstance(files := plain.get("files"), dict):
+            self._check_files(files, result.rounds)
         return result.of_run(self.path, self.recipe.to_toml(), read_text(self.path / "split.json"), self.records(result.rounds))
 
     def _check_result(self, result: RunResult) -> None:
@@ -213,7 +217,7 @@ class RunFolder:
         """`clients.csv` and then `summary.json`, with which the run is over."""
         if isinstance(outcome, RunResult):
             self._write_clients(outcome.clients)
-        write_whole(self.path / "summary.json", outcome.to_json())
+        write_whole(self.path / "summary.json", outcome.to_json({"rounds.jsonl": self._log.hexdigest()}))
         if not self.keeps:
             self.checkpoint.drop()
 
