@@ -403,19 +403,52 @@ def test_a_run_that_was_stopped_while_its_folder_was_made_can_be_resumed(fedmrl)
     assert json.loads(Path("r/summary.json").read_text())["status"] == "finished"
 
 
-def test_a_recipe_may_have_any_name(fedmrl):
-    Path(r"a$\foo$b.toml").write_text('rounds = 1\nclients = 2\n[method]\nname = "standalone"\n')
-    code, _, err = fedmrl("compare", r"a$\foo$b.toml", *TINY, "--methods", "fedmrl", "--out", "c")
+@pytest.mark.parametrize("name", [r"a$\foo$b", "^_%&#{}~", "[bold]x[red]"])
+def test_a_recipe_may_have_any_name(fedmrl, name):
+    Path(f"{name}.toml").write_text('rounds = 1\nclients = 2\n[method]\nname = "standalone"\n')
+    code, _, err = fedmrl("compare", f"{name}.toml", *TINY, "--methods", "fedmrl")
     assert code == 0, err
-    assert Path("c/accuracy.png").exists()
+    assert Path(f"runs/{name}-compare-1/accuracy.png").exists()
+    assert fedmrl("report", f"runs/{name}-compare-1")[0] == 0
+    code, out, err = fedmrl("partition", f"{name}.toml", *PLAIN, "--out", "who.png")
+    assert code == 0 and name in out and Path("who.png").exists(), err
 
 
-@pytest.mark.parametrize("command", [["recipes", "--keys"], ["recipes", "--json"], ["models"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["run", "~nosuchuser/x.toml"],
+        ["run", "~nosuchuser", "--resume"],
+        ["data", "cifar10", "--dir", "~nosuchuser"],
+        *(
+            ["run", "quickstart", *sets(*settings)]
+            for settings in (
+                ["data.name=arrays", "data.file=~nosuchuser/x.npz"],
+                ["data.name=cifar10", "data.dir=~nosuchuser"],
+                ["partition.kind=given", "partition.file=~nosuchuser/x.json"],
+                ["participation=~nosuchuser/x.json"],
+            )
+        ),
+    ],
+    ids=" ".join,
+)
+def test_the_home_of_a_user_that_there_is_not_is_told_in_a_sentence(fedmrl, command):
+    code, _, err = fedmrl(*command)
+    assert code == 2 and "names the home folder of an unknown user; write the path out" in err and err.count("\n") == 1
+    assert left_behind() == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["recipes", "--keys"], ["recipes", "--json"], ["models"], ["partition", "quickstart"], ["run", "quickstart", *TINY]],
+    ids=lambda command: " ".join(command[:2]),
+)
 def test_who_reads_no_further_and_who_has_few_letters_get_no_traceback(command, tmp_path):
-    program = [sys.executable, "-m", "fedmrl.cli", *command]
+    program = [sys.executable, "-m", "fedmrl", *command]
     plain = {**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "100"}
     shown = subprocess.run(program, env=plain, capture_output=True, cwd=tmp_path, check=False)
-    assert shown.returncode == 0 and shown.stdout.isascii() and not shown.stderr
+    assert shown.returncode == 0 and shown.stdout.isascii() and shown.stderr.isascii() and b"Traceback" not in shown.stderr
+    assert command[0] == "run" or not shown.stderr
     reader, writer = os.pipe()
     os.close(reader)
     cut = subprocess.run(program, env=plain, stdout=writer, stderr=subprocess.PIPE, cwd=tmp_path, check=False)
