@@ -73,12 +73,50 @@ def test_each_run_without_out_gets_a_folder_of_its_own(fedmrl):
     assert sorted(p.name for p in Path("runs").iterdir()) == ["quickstart-fedmrl-1", "quickstart-fedmrl-2"]
 
 
+def test_runs_that_start_together_get_folders_of_their_own(tmp_path):
+    arguments = ["run", "quickstart", *PLAIN, *sets("method.name=standalone")]
+    processes = [start(tmp_path, *arguments) for _ in range(3)]
+    ends = [process.communicate(timeout=120)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], ends
+    names = [f"runs/quickstart-standalone-{number}/summary.json" for number in (1, 2, 3)]
+    assert all((tmp_path / name).exists() for name in names)
+
+
+def test_a_folder_that_another_run_makes_meanwhile_is_left_to_it(fedmrl, monkeypatch):
+    real, made = Path.mkdir, []
+
+    def mkdir(self, *words, **named):
+        if self.name == "quickstart-fedmrl-1" and not made:
+            made.append(self)
+            real(self)  # by the other, between the look and the leap
+        real(self, *words, **named)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    code, out, err = fedmrl("run", "quickstart", *TINY)
+    assert code == 0, err
+    assert "runs/quickstart-fedmrl-2" in out and made and not list(made[0].iterdir())
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_a_run_that_is_refused_leaves_no_new_folder(fedmrl, command):
+    refused = [command, "quickstart", *PLAIN, *sets("participation=no.json")]
+    assert fedmrl(*refused)[0] == 2 and left_behind() == []
+    Path("runs").mkdir()
+    assert fedmrl(*refused)[0] == 2 and left_behind() == ["runs"], "what was there stays"
+
+
+def test_runs_that_is_a_file_is_told(fedmrl):
+    Path("runs").write_text("")
+    code, _, err = fedmrl("run", "quickstart", *TINY)
+    assert (code, err) == (2, "fedmrl: runs is a file; remove it, or name another folder with --out\n")
+
+
 def test_a_runs_own_config_gives_the_same_numbers_again(fedmrl):
     fedmrl("run", "quickstart", *TINY, "--out", "one")
     fedmrl("run", "one/config.toml", "--out", "two")
     fedmrl("run", "one", "--set", "partition.kind=given", "--set", "partition.file=one/split.json", "--out", "three")
     first, *others = (json.loads(Path(f, "summary.json").read_text()) for f in ("one", "two", "three"))
-    times = ("seconds", "wall_seconds", "cpu_seconds")
+    times = ("seconds", "wall_seconds", "cpu_seconds", "files", "sha256")
     for other in others:
         assert {k: v for k, v in other.items() if k not in times} == {k: v for k, v in first.items() if k not in times}
 
@@ -342,19 +380,52 @@ def test_a_run_that_was_stopped_while_its_folder_was_made_can_be_resumed(fedmrl)
     assert json.loads(Path("r/summary.json").read_text())["status"] == "finished"
 
 
-def test_a_recipe_may_have_any_name(fedmrl):
-    Path(r"a$\foo$b.toml").write_text('rounds = 1\nclients = 2\n[method]\nname = "standalone"\n')
-    code, _, err = fedmrl("compare", r"a$\foo$b.toml", *TINY, "--methods", "fedmrl", "--out", "c")
+@pytest.mark.parametrize("name", [r"a$\foo$b", "^_%&#{}~", "[bold]x[red]"])
+def test_a_recipe_may_have_any_name(fedmrl, name):
+    Path(f"{name}.toml").write_text('rounds = 1\nclients = 2\n[method]\nname = "standalone"\n')
+    code, _, err = fedmrl("compare", f"{name}.toml", *TINY, "--methods", "fedmrl")
     assert code == 0, err
-    assert Path("c/accuracy.png").exists()
+    assert Path(f"runs/{name}-compare-1/accuracy.png").exists()
+    assert fedmrl("report", f"runs/{name}-compare-1")[0] == 0
+    code, out, err = fedmrl("partition", f"{name}.toml", *PLAIN, "--out", "who.png")
+    assert code == 0 and name in out and Path("who.png").exists(), err
 
 
-@pytest.mark.parametrize("command", [["recipes", "--keys"], ["recipes", "--json"], ["models"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["run", "~nosuchuser/x.toml"],
+        ["run", "~nosuchuser", "--resume"],
+        ["data", "cifar10", "--dir", "~nosuchuser"],
+        *(
+            ["run", "quickstart", *sets(*settings)]
+            for settings in (
+                ["data.name=arrays", "data.file=~nosuchuser/x.npz"],
+                ["data.name=cifar10", "data.dir=~nosuchuser"],
+                ["partition.kind=given", "partition.file=~nosuchuser/x.json"],
+                ["participation=~nosuchuser/x.json"],
+            )
+        ),
+    ],
+    ids=" ".join,
+)
+def test_the_home_of_a_user_that_there_is_not_is_told_in_a_sentence(fedmrl, command):
+    code, _, err = fedmrl(*command)
+    assert code == 2 and "names the home folder of an unknown user; write the path out" in err and err.count("\n") == 1
+    assert left_behind() == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["recipes", "--keys"], ["recipes", "--json"], ["models"], ["partition", "quickstart"], ["run", "quickstart", *TINY]],
+    ids=lambda command: " ".join(command[:2]),
+)
 def test_who_reads_no_further_and_who_has_few_letters_get_no_traceback(command, tmp_path):
-    program = [sys.executable, "-m", "fedmrl.cli", *command]
+    program = [sys.executable, "-m", "fedmrl", *command]
     plain = {**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "100"}
     shown = subprocess.run(program, env=plain, capture_output=True, cwd=tmp_path, check=False)
-    assert shown.returncode == 0 and shown.stdout.isascii() and not shown.stderr
+    assert shown.returncode == 0 and shown.stdout.isascii() and shown.stderr.isascii() and b"Traceback" not in shown.stderr
+    assert command[0] == "run" or not shown.stderr
     reader, writer = os.pipe()
     os.close(reader)
     cut = subprocess.run(program, env=plain, stdout=writer, stderr=subprocess.PIPE, cwd=tmp_path, check=False)
@@ -395,7 +466,7 @@ def test_help_and_no_arguments_explain_themselves(fedmrl):
 def start(folder, *arguments):
     # A shell that starts tests in the background has them, and all that they start, ignore Ctrl-C.
     heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    program = [sys.executable, "-c", f"{heed}; from fedmrl.cli import main; main()", *map(str, arguments)]
+    program = [sys.executable, "-c", f"{heed}; from fedmrl.__main__ import main; main()", *map(str, arguments)]
     return subprocess.Popen(program, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
 
 

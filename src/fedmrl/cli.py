@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
+import click
 import numpy as np
 import typer
 from rich.console import Console
@@ -28,7 +29,7 @@ from fedmrl.data.cifar import CIFAR_FILES, data_dir
 from fedmrl.data.partition import partition as deal
 from fedmrl.engines import ENGINES
 from fedmrl.errors import DivergedError, InterruptedRun, UserError
-from fedmrl.federation.folder import new_folder
+from fedmrl.federation.folder import drop_empty, new_folder
 from fedmrl.federation.launch import pick_device, run_seeds
 from fedmrl.federation.server import OnRound
 from fedmrl.files import user_path, write_whole
@@ -47,6 +48,9 @@ from fedmrl.results import WHOSE, DivergedRun, Record, RunResult, Target
 class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """A stop before a run has begun is said in a sentence, too."""
+        for stop in (signal.SIGINT, signal.SIGTERM):  # a run that is told to stop by either keeps its last round
+            if signal.getsignal(stop) is not signal.SIG_IGN:
+                signal.signal(stop, signal.default_int_handler)
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -146,7 +150,7 @@ def run(
         raise UserError(
             "--resume needs to know which runs: give the folder that holds them, as in 'fedmrl run FOLDER --resume'"
         )
-    folder = out_dir or _resumed(recipe, resume) or new_folder(f"{named.name}-{named.recipe.method.name}")
+    folder = out_dir or _resumed(recipe, resume) or _new_folder(f"{named.name}-{named.recipe.method.name}")
     outs = [folder / f"seed-{seed}" for seed in chosen] if several else [folder]
     if several and resume and not any((out / "config.toml").exists() for out in outs):
         raise UserError(f"{folder} holds no such runs to resume; leave out --resume to start them there")
@@ -180,6 +184,15 @@ def run(
             err.print(f"fedmrl: seed {one.seed}: {one.diverged.reason}", soft_wrap=True, markup=False)
     if len(finished) < len(done):
         raise typer.Exit(3)
+
+
+def _new_folder(name: str) -> Path:
+    """A new folder under `runs/`, which is removed again if the command ends before anything is written there."""
+    root_is_new = not Path("runs").exists()
+    folder = new_folder(name)
+    made = [folder, folder.parent] if root_is_new else [folder]
+    click.get_current_context().call_on_close(lambda: drop_empty(*made))
+    return folder
 
 
 def _runs_of_seeds(recipe: str) -> list[Path]:
@@ -295,7 +308,7 @@ def compare(
     chosen = _seeds(seeds, named.recipe.seed)
     if resume and out_dir is None:
         raise UserError("--resume needs to know which comparison: name its folder with --out")
-    folder = out_dir or new_folder(f"{named.name}-compare")
+    folder = out_dir or _new_folder(f"{named.name}-compare")
     width = max(len(r.method.title) for r in recipes.values())
 
     overall = Overall(sum(r.rounds for r in recipes.values()))
@@ -788,7 +801,6 @@ def _print_json(value: Any) -> None:
 
 def main() -> None:
     """The program: every way it can end, as an exit code and a sentence."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a run that is told to stop keeps its last round too
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal of few letters shows the others as question marks

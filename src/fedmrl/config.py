@@ -104,7 +104,10 @@ class ModelsTable(Table):
         "names, of CNNs as {conv1, conv2, fc1, fc2}, of MLPs as {hidden}, a list of widths, and of others as {name, …}",
     )
     small: Literal["auto"] | Network = Field(
-        "auto", description="the model that all clients share; auto: the smallest of the local ones (on 3×32×32 images)"
+        "auto",
+        description="the model that all clients share; auto: the smallest of the local ones (on 3×32×32 images); beside "
+        "models of one's own CNN-5 (for images of at least 16×16) or an MLP of 64 units, its widths halved until it is no "
+        "larger than the smallest of them",
     )
 
     own: list[str] | None = Field(None, description="the names of models that were given from Python, one for each client")
@@ -118,16 +121,24 @@ class ModelsTable(Table):
             return [CNNS["cnn-1"]]
         return [_model(model) for model in self.local]
 
+    @property
+    def named(self) -> list[Model]:
+        """All models that the table names."""
+        return [*self.kinds, *([] if self.small == "auto" else [_model(self.small)])]
+
     def of_clients(self, clients: int) -> list[Model]:
         """The local model of each client."""
         return list(islice(cycle(self.kinds), clients))
 
     @property
-    def shared(self) -> Model:
-        """The model that all clients share."""
-        if self.small == "auto":
-            return min(self.kinds, key=lambda model: model.parameters((3, 32, 32), 10))
-        return _model(self.small)
+    def shared(self) -> Model | None:
+        """The model that all clients share; None: one that is chosen by the size of their own."""
+        if self.small != "auto":
+            return _model(self.small)
+        can_be_shared = [model for model in self.kinds if type(model).with_dim is not Model.with_dim]
+        if self.own is not None or not can_be_shared:
+            return None
+        return min(can_be_shared, key=lambda model: model.parameters((3, 32, 32), 10))
 
 
 class EvaluationTable(Table):
@@ -223,7 +234,7 @@ class Recipe(Table):
     @property
     def origins(self) -> dict[str, str]:
         """Where each thing that it names comes from, by its key, if it is not fedmrl's: a file, a module, or Python."""
-        return origins({table: getattr(self, table) for table in NAMED}, [*self.models.kinds, self.models.shared])
+        return origins({table: getattr(self, table) for table in NAMED}, self.models.named)
 
     def tables(self) -> dict[str, Any]:
         """Its keys and tables, each as it is."""

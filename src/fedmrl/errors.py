@@ -33,6 +33,10 @@ class InterruptedRun(Exception):  # noqa: N818  (an interruption is not an error
         self.folder = folder
 
 
+CODE_FAILS = (Exception, SystemExit)
+"""What to catch of somebody else's code: it may also call `sys.exit`, which would end the program without a word."""
+
+
 def cause(error: BaseException) -> str:
     """What somebody else's code raised, in a line.
 

@@ -30,9 +30,11 @@ def _left_in_container() -> float:
     """What a container's limit leaves, if there is one: past it, processes are ended."""
     try:
         limit, used = ((_CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        counts = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
     except OSError:
         return math.inf
-    return math.inf if limit == "max" else max(0, int(limit) - int(used))
+    cached = sum(int(counts.get(name, 0)) for name in ("active_file", "inactive_file"))  # given back when memory is asked for
+    return math.inf if limit == "max" else max(0, int(limit) - int(used) + cached)
 
 
 def said(count: float) -> str:

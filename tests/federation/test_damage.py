@@ -133,3 +133,62 @@ def test_undamaged_it_goes_on_to_the_numbers_of_one_that_was_never_stopped(stopp
     log.write_text(log.read_text() + '{"round": 3, "cut off in the mid')  # as a power cut leaves it
     resumed = fedmrl.run(fedmrl.load_recipe(folder), out=folder, resume=True, store=store)
     assert resumed.states_sha256 == fedmrl.run(tiny_recipe("fedmrl")).states_sha256
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    return folder, fedmrl.run(tiny_recipe("fedmrl"), out=folder)
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+    shutil.copytree(finished[0], tmp_path / "run")
+    return tmp_path / "run"
+
+
+def resumed(folder):
+    told = []
+    return fedmrl.run(fedmrl.load_recipe(folder), out=folder, resume=True, on_notice=told.append), told
+
+
+def with_a_digit_changed(text: str, after: str) -> str:
+    """The text with another digit in the first number after a word."""
+    at = next(at for at in range(text.index(after) + len(after), len(text)) if text[at].isdigit())
+    return f"{text[:at]}{(int(text[at]) + 1) % 10}{text[at + 1 :]}"
+
+
+@pytest.mark.parametrize("word", ['"own"', '"flops"', '"inference"', '"train_samples"', '"sha256"'])
+def test_a_digit_changed_in_a_finished_runs_summary_is_noticed(finished, copied, word):
+    path = copied / "summary.json"
+    path.write_text(with_a_digit_changed(path.read_text(), word))
+    with pytest.raises(UserError, match=r"summary.json is damaged or was changed: its SHA-256 is not its own; run it again"):
+        fedmrl.RunResult.read(copied)
+    again, told = resumed(copied)
+    assert any("summary.json is damaged; it is made anew" in line for line in told)
+    assert again.accuracy == finished[1].accuracy and again.clients == finished[1].clients
+    assert fedmrl.RunResult.read(copied).accuracy == finished[1].accuracy, "what was made anew is whole"
+
+
+def test_an_undamaged_summary_is_taken_as_it_is(finished, copied):
+    before = (copied / "summary.json").read_bytes()
+    again, told = resumed(copied)
+    assert (again.plain(), told) == (finished[1].plain(), [])
+    assert (copied / "summary.json").read_bytes() == before
+
+
+def test_a_summary_of_a_version_without_checksums_is_taken_and_told(finished, copied):
+    path = copied / "summary.json"
+    plain = json.loads(path.read_text())
+    path.write_text(json.dumps({key: value for key, value in plain.items() if key not in ("files", "sha256")}))
+    again, told = resumed(copied)
+    assert again.plain() == finished[1].plain()
+    assert told == [f"{path} was written by a version that kept no checksum; it is taken as it is"]
+    assert fedmrl.RunResult.read(copied).accuracy == finished[1].accuracy
+
+
+def test_a_digit_changed_in_a_finished_runs_rounds_is_named_and_refused(copied):
+    path = copied / "rounds.jsonl"
+    path.write_text(with_a_digit_changed(path.read_text(), '"loss"'))
+    with pytest.raises(UserError, match=r"rounds.jsonl is damaged or was changed"):
+        resumed(copied)

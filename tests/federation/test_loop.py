@@ -283,7 +283,8 @@ def test_data_that_the_shared_model_cannot_read_is_refused_before_anything_is_wr
     np.savez(tmp_path / "v.npz", x=np.random.default_rng(0).normal(size=(40, 5)), y=np.arange(40) % 4)
     models = [fedmrl.OwnModel("mlp", mlp(inputs=5), "3")] * 4
     with pytest.raises(UserError, match="takes images"):
-        fedmrl.run(tiny_recipe(data__file=str(tmp_path / "v.npz")), models=models, out=tmp_path / "run")
+        recipe = tiny_recipe(data__file=str(tmp_path / "v.npz"), models__small="cnn-5")
+        fedmrl.run(recipe, models=models, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     alone = fedmrl.run(tiny_recipe("standalone", data__file=str(tmp_path / "v.npz")), models=models)
     assert alone.status == "finished", "who shares no model can have any data"

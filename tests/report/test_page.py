@@ -46,7 +46,8 @@ def summary_of(folder):
 
 def change(folder, **changes):
     summary = {**summary_of(folder), **changes}
-    (folder / "summary.json").write_text(json.dumps({k: v for k, v in summary.items() if v is not None}))
+    kept = {k: v for k, v in summary.items() if v is not None and k != "sha256"}  # as an older version wrote it
+    (folder / "summary.json").write_text(json.dumps(kept))
 
 
 def plain(text):

@@ -14,10 +14,10 @@ from torch import Tensor
 from fedmrl.aggregation import MEAN, Aggregation
 from fedmrl.cpu import emulates_bf16
 from fedmrl.data import ClientSplit, Dataset
-from fedmrl.errors import UserError, cause
+from fedmrl.errors import CODE_FAILS, UserError, cause
 from fedmrl.messages import Tensors
 from fedmrl.methods import ClientNet, Common, Method, Round, Task
-from fedmrl.models import ModelSpec, is_users
+from fedmrl.models import ModelSpec, is_own
 from fedmrl.randomness import generator, host_seeded
 from fedmrl.training import Training
 
@@ -48,8 +48,8 @@ def failures_told(models: Sequence[ModelSpec], where: str, does: str) -> Iterato
     """Inside, what a user's own module raises becomes a sentence that names it."""
     try:
         yield
-    except Exception as error:
-        own = dict.fromkeys(model.label for model in models if is_users(model))
+    except CODE_FAILS as error:
+        own = dict.fromkeys(model.label for model in models if is_own(model))
         if isinstance(error, UserError | MemoryError | torch.OutOfMemoryError) or not own:
             raise
         raise UserError(f"{where}: {', '.join(own)} fails as it {does}: {cause(error)}; mend the model") from error

@@ -91,24 +91,35 @@ class BatchedEngine(Engine):
         """See `Engine.evaluate`."""
         counts: dict[tuple[int, int], dict[str, dict[str, Tensor]]] = defaultdict(dict)
         for slots, together in self._stacks(turns):
-            judge = self._judge(slots, modes)
-            steps = judge.load(self._tests(together))
-            self._seat(slots, together)
-            views = ["own"]
-            if any(turn.received is not None for turn in together):
-                views.append("aggregated")
-            for view in views:
-                if view == "aggregated":
-                    self._receive(slots, together)
-                right = judge.run(steps)
-                for slot, turn in enumerate(together):
-                    if view == "own" or turn.received is not None:
-                        counts[turn.run, turn.client][view] = {mode: right_K[slot] for mode, right_K in right.items()}
+            with failures_told([self._spec(turn) for turn in together], "with test samples", "predicts"):
+                self._evaluate_stack(slots, together, modes, counts)
         results: dict[tuple[int, int], CorrectCounts] = _fetched(counts)
         if self._alone and (alone := self._loners_of(turns)):
             for turn, of_one in zip(alone, self._alone.evaluate(alone, modes), strict=True):
                 results[turn.run, turn.client] = of_one
         return [results[turn.run, turn.client] for turn in turns]
+
+    def _evaluate_stack(
+        self,
+        slots: Slots,
+        together: Sequence[Turn],
+        modes: Sequence[str],
+        counts: dict[tuple[int, int], dict[str, dict[str, Tensor]]],
+    ) -> None:
+        """Adds to `counts` what these clients get right, by run and client, view and mode."""
+        judge = self._judge(slots, modes)
+        steps = judge.load(self._tests(together))
+        self._seat(slots, together)
+        views = ["own"]
+        if any(turn.received is not None for turn in together):
+            views.append("aggregated")
+        for view in views:
+            if view == "aggregated":
+                self._receive(slots, together)
+            right = judge.run(steps)
+            for slot, turn in enumerate(together):
+                if view == "own" or turn.received is not None:
+                    counts[turn.run, turn.client][view] = {mode: right_K[slot] for mode, right_K in right.items()}
 
     # ---- who sits where ----
 

@@ -21,6 +21,7 @@ from fedmrl.data.plan import Samples
 from fedmrl.engines.base import Setting
 from fedmrl.engines.layers import stackable_layers
 from fedmrl.engines.stack import Family, all_tensors, corner, gradients, scores
+from fedmrl.errors import CODE_FAILS
 from fedmrl.messages import Tensors, size
 from fedmrl.methods import Batch, ClientNet
 from fedmrl.models import ModelSpec
@@ -54,7 +55,7 @@ def families(setting: Setting) -> tuple[list[Family], list[Loner]]:
                 fitting = trial.fitting(left)
             except _ChangesError as error:
                 fitting, reason = [], str(error)
-            except Exception:  # whatever a user's module raises when it is called for many clients at once
+            except CODE_FAILS:  # whatever a user's module raises when it is called for many clients at once
                 fitting, reason = [], f"{trial.at} cannot be called for many clients at once"
             if fitting:
                 found.append(trial.family(fitting))
@@ -149,7 +150,7 @@ class _Trial:
         """Those of these kinds, the first among them, that compute in one stack what they compute alone."""
         try:
             fitting = self._agreeing(specs)
-        except Exception:
+        except CODE_FAILS:
             if len(specs) == 1:
                 raise
             fitting = []

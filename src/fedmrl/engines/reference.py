@@ -15,7 +15,7 @@ from fedmrl.data.plan import Samples, plan
 from fedmrl.engines.base import CorrectCounts, Engine, Setting, Trained, Turn, failures_told, numerics
 from fedmrl.messages import copy
 from fedmrl.methods import Batch, ClientNet, Round
-from fedmrl.models import ModelSpec, Split, is_users
+from fedmrl.models import ModelSpec, Split, is_own
 from fedmrl.randomness import torch_seeded
 from fedmrl.training import Phase, Sums
 
@@ -93,7 +93,7 @@ class ReferenceEngine(Engine):
         A user's model may have been written for images that are laid out as usual. Other clients' models do not matter.
         """
         setting = self.settings[turn.run]
-        usual = setting.device.type != "cpu" or is_users(setting.members[turn.client].model)
+        usual = setting.device.type != "cpu" or is_own(setting.members[turn.client].model)
         return torch.contiguous_format if usual else torch.channels_last
 
     def _laid_out(self, x: Tensor, turn: Turn) -> Tensor:
@@ -200,14 +200,15 @@ class _Memory:
 
 def _draws(setting: Setting, client: int) -> bool:
     """Whether a step of this client's net changes the state of torch's generator."""
-    net = setting.fresh_net(client)
+    net, models = setting.fresh_net(client), [setting.members[client].model]
     x = torch.zeros(2, *setting.data.shape, dtype=setting.dtype)  # one would be too few for layers that normalise over it
     y_B = torch.zeros(2, dtype=torch.long)
     for phase in setting.method.phases(setting.training, earlier=1):
         net.learn(phase.lr)
         with torch_seeded(setting.seed, "draws"):
             before = torch.get_rng_state()
-            phase.loss(net, Batch(x, y_B))
+            with failures_told(models, f"client {client}", "trains"):
+                phase.loss(net, Batch(x, y_B))
             if not torch.equal(before, torch.get_rng_state()):
                 return True
     return False

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from fedmrl.federation.checkpoint import Checkpoint, Snapshot
 from fedmrl.federation.store import Store
 from fedmrl.files import check_sha256, sha256_of, user_path, write_whole
 from fedmrl.registry import is_file
-from fedmrl.results import WHOSE, ClientResults, Outcome, Record, RunResult, Whose
+from fedmrl.results import WHOSE, ClientResults, Outcome, Record, RunResult, Whose, read_summary
 from fedmrl.schema import checked, parsed, read_text
 
 try:
@@ -105,14 +106,18 @@ class RunFolder:
         if not path.is_file():
             return None
         try:
-            plain = parsed(path, read_text(path))
+            plain = read_summary(path)
             if isinstance(plain, dict) and plain.get("status") == "diverged":
                 return None
             result = checked(path, RunResult, plain)
             self._check_result(result)
+            if "sha256" not in plain:
+                tell(f"{path} was written by a version that kept no checksum; it is taken as it is")
         except UserError:
             tell(f"{path} is damaged; it is made anew, from the last checkpoint if there is one")
             return None
+        if isinstance(files := plain.get("files"), dict):
+            self._check_files(files, result.rounds)
         return result.of_run(self.path, self.recipe.to_toml(), read_text(self.path / "split.json"), self.records(result.rounds))
 
     def _check_result(self, result: RunResult) -> None:
@@ -215,7 +220,7 @@ class RunFolder:
         """`clients.csv` and then `summary.json`, with which the run is over."""
         if isinstance(outcome, RunResult):
             self._write_clients(outcome.clients)
-        write_whole(self.path / "summary.json", outcome.to_json())
+        write_whole(self.path / "summary.json", outcome.to_json({"rounds.jsonl": self._log.hexdigest()}))
         if not self.keeps:
             self.checkpoint.drop()
 
@@ -276,12 +281,33 @@ def refuse_used(path: Path) -> None:
 
 
 def new_folder(name: str, root: Path = Path("runs")) -> Path:
-    """A folder under `runs/` that no run has yet: the name and the next free number."""
+    """Make a folder under `runs/` that no run has yet: the name and the next free number.
+
+    It is made here and now, so that of two runs that start together each gets one of its own.
+    """
     stem = name.replace("/", "-")
     number = 1
-    while (root / f"{stem}-{number}").exists():
-        number += 1
-    return root / f"{stem}-{number}"
+    while True:
+        path = root / f"{stem}-{number}"
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):  # another run has just removed an empty root
+                if not path.exists():
+                    path.mkdir()
+                    return path
+                number += 1
+        except FileExistsError:
+            if not root.is_dir():
+                raise UserError(f"{root} is a file; remove it, or name another folder with --out") from None
+        except OSError as error:
+            raise UserError(f"{path} cannot be written ({error.strerror}); name another folder with --out") from error
+
+
+def drop_empty(*paths: Path) -> None:
+    """Remove those of these folders that are empty."""
+    for path in paths:
+        with suppress(OSError):
+            path.rmdir()
 
 
 def _said(settings: Mapping[str, Any], key: str) -> str:

@@ -17,7 +17,7 @@ from fedmrl.errors import UserError
 from fedmrl.federation import summary as summaries
 from fedmrl.federation.folder import RunFolder, refuse_used
 from fedmrl.federation.server import Federation, OnRound, run_in_step
-from fedmrl.federation.setup import Schedule, prepare, schedule
+from fedmrl.federation.setup import Schedule, prepare, schedule, shared_model_notices
 from fedmrl.federation.simulated import SimulatedClients
 from fedmrl.federation.store import check_store, choose, make_store
 from fedmrl.methods import Method
@@ -176,7 +176,8 @@ def _run_all(
         stores = [make_store(where, device, folder.checkpoint.folder if (folder := folders[n]) else None) for n in left]
         clients = SimulatedClients([settings[number] for number in left], engine, stores, on_notice)
         try:
-            for notice in (*clients.engine.notices, line):
+            chosen = shared_model_notices(seeded[left[0]], settings[left[0]])
+            for notice in (*clients.engine.notices, *chosen, line):
                 on_notice(notice)
             ran_on = clients.engine.name, summaries.device_name(device)
             runs = []

@@ -1,6 +1,6 @@
 """From a recipe to all that a run needs, checked, before anything is written."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +13,13 @@ from fedmrl.config import Recipe
 from fedmrl.data import Dataset, sources
 from fedmrl.data.partition import partition
 from fedmrl.engines import Member, Setting, Terms
-from fedmrl.errors import UserError, cause
+from fedmrl.engines.base import DTYPES, failures_told
+from fedmrl.errors import CODE_FAILS, UserError, cause
 from fedmrl.files import read_json, user_path
+from fedmrl.memory import free_bytes, said
 from fedmrl.methods import Batch, ClientNet, Common, Header
-from fedmrl.models import ModelSpec, is_users
+from fedmrl.models import CNN, MLP, ModelSpec, Split, is_own
+from fedmrl.models.shared import shared_beside
 from fedmrl.randomness import generator, host_seeded, torch_seeded
 
 Schedule = list[list[int]]
@@ -39,30 +42,84 @@ def prepare(
     if len(specs) != recipe.clients:
         raise UserError(f"{len(specs)} models were given for {recipe.clients} clients; give one for each")
     members = {k: Member(own.train, own.test, spec) for k, (own, spec) in enumerate(zip(splits, specs, strict=True))}
-    common = Common(data.shape, len(data.classes), recipe.models.shared, _header(specs[0], data, recipe.seed))
+    _check_memory(recipe, specs, data, device)
+    forms = {spec: _form(spec, data, recipe.seed) for spec in dict.fromkeys(specs)}
+    small = recipe.models.shared if models is None or recipe.models.small != "auto" else None
+    if small is None:
+        small = shared_beside(min(map(_size, forms.values())), data.shape, len(data.classes))
+    common = Common(data.shape, len(data.classes), small, _header(forms[specs[0]]))
     terms = Terms(recipe.method, recipe.training, common, recipe.seed, recipe.rounds, recipe.aggregation)
     setting = Setting(terms, data, members, device)
-    _check_models(setting)
+    _check_models(setting, forms)
     return setting
 
 
-def _header(model: ModelSpec, data: Dataset, seed: int) -> Header | None:
+def shared_model_notices(recipe: Recipe, setting: Setting) -> list[str]:
+    """A line that says which model clients share, where it was chosen by the size of their own."""
+    if recipe.models.own is None or recipe.models.small != "auto":
+        return []
+    small = dict(setting.fresh_net(next(iter(setting.members))).named_children()).get("small")
+    if not isinstance(small, Split):
+        return []
+    label, size = setting.terms.common.small.with_dim(small.dim).label, _size(small)
+    return [
+        f"the model that all clients share is {label} with {size:,} parameters, chosen by the size of their own; set "
+        "models.small to choose another"
+    ]
+
+
+def _size(model: nn.Module) -> int:
+    """How many numbers it learns."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _check_memory(recipe: Recipe, specs: Sequence[ModelSpec], data: Dataset, device: torch.device) -> None:
+    """Refuse kinds of model that do not fit into memory, by their sizes alone: to make one would end the process.
+
+    One of each kind is made when they are checked. To train a client takes its weights, their gradients and its new state.
+    Clients' states count elsewhere: those that do not fit are kept on disk.
+    """
+    shares = "small" in recipe.method.parts and recipe.models.small != "auto"
+    kinds = dict.fromkeys([*specs, *([recipe.models.shared] if shares else [])])
+    itemsize = DTYPES[recipe.training.precision].itemsize
+    sizes = [
+        (itemsize * spec.parameters(data.shape, len(data.classes)), spec.label) for spec in kinds if isinstance(spec, CNN | MLP)
+    ]
+    largest, label = max(sizes, default=(0, ""))
+    for place in dict.fromkeys((torch.device("cpu"), device)):
+        needed = max(3 * largest, sum(size for size, _ in sizes) if place.type == "cpu" else 0)
+        if needed > (free := free_bytes(place)):
+            where = "memory" if place.type == "cpu" else "GPU memory"
+            raise UserError(
+                f"the models need {said(needed)} of {where} (the largest, {label}, has {said(largest)}), and {said(free)} are "
+                "free; choose smaller ones in models.local and models.small"
+            )
+
+
+def _form(model: ModelSpec, data: Dataset, seed: int) -> Split:
+    """A model of this kind without the numbers, for its shapes."""
+    with host_seeded(seed, "form"), failures_told([model], "models", "is made"):
+        return model.build(data.shape, len(data.classes)).to("meta")
+
+
+def _header(model: Split) -> Header | None:
     """The form of a local model's header, if it is a linear layer."""
-    with host_seeded(seed, "form"):
-        header = model.build(data.shape, len(data.classes)).get_submodule("header")
+    header = model.header
     return Header(header.in_features, header.bias is not None) if isinstance(header, nn.Linear) else None
 
 
-def _check_models(setting: Setting) -> None:
+def _check_models(setting: Setting, forms: Mapping[ModelSpec, Split]) -> None:
     """Build one net of each kind: what cannot be built or served is refused now, before anything is written."""
+    specs = [member.model for member in setting.members.values()]
+    # First the method's own check: where shapes do not fit each other, to build or try out a net fails with torch's message.
+    labels = {spec: f"model {spec.label!r}" if is_own(spec) else spec.label for spec in forms}
+    setting.method.check([forms[spec] for spec in specs], [labels[spec] for spec in specs])
     nets: dict[ModelSpec, ClientNet] = {}
     for spec, client in setting.models.items():
-        nets[spec] = setting.fresh_net(client)
+        with failures_told([spec], f"client {client}", "is made"):
+            nets[spec] = setting.fresh_net(client)
         _check_kind(setting, client, nets[spec])
-    specs = [member.model for member in setting.members.values()]
     clients = [nets[spec] for spec in specs]
-    labels = {spec: spec.label for spec in nets}
-    setting.method.check([net.local for net in clients], [labels[spec] for spec in specs])
     tried: set[ModelSpec] = set()
     for client, net in enumerate(clients):
         try:
@@ -77,7 +134,7 @@ def _check_models(setting: Setting) -> None:
                 f"training.batch_size = {setting.training.batch_size} its last batch has a single sample; choose another"
             )
         spec = specs[client]
-        if alone and spec not in tried and is_users(spec):
+        if alone and spec not in tried and is_own(spec):
             tried.add(spec)
             size = f"with training.batch_size = {setting.training.batch_size} its last batch has one sample; choose another"
             _try_out(setting, client, 1, f" on a single sample, and {size}")
@@ -94,7 +151,7 @@ def _check_kind(setting: Setting, client: int, net: ClientNet) -> None:
         for name, buffer in unkept.items():
             if not torch.equal(buffer, other[name]):
                 raise UserError(f"{label}: {name} is drawn at random and not kept in its state; register it as persistent")
-    if is_users(spec):
+    if is_own(spec):
         _try_out(setting, client, 2)
 
 
@@ -109,7 +166,7 @@ def _try_out(setting: Setting, client: int, samples: int, when: str = "") -> Non
         try:
             with torch_seeded(setting.seed, "trial"):
                 outcome = phase.loss(trial, Batch(x, y_B))
-        except Exception as error:  # whatever a user's module raises
+        except CODE_FAILS as error:
             raise UserError(f"client {client}'s model ({label}) cannot be trained{when} ({cause(error)})") from error
         loss = outcome[0] if isinstance(outcome, tuple) else outcome
         if not loss.requires_grad:

@@ -6,6 +6,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedmrl.engines import Setting
+from fedmrl.engines.base import failures_told
 from fedmrl.methods import Batch
 from fedmrl.models import ModelSpec
 from fedmrl.randomness import torch_seeded
@@ -40,13 +41,17 @@ class FlopCounter:
         """For each phase, FLOPs of one sample in one training step."""
         key = (self.setting.members[client].model, earlier > 0)
         if key not in self._per_sample:
-            net = self.setting.fresh_net(client)
+            net, models = self.setting.fresh_net(client), [self.setting.members[client].model]
             x = torch.zeros(_COUNTED_ON, *self.setting.terms.common.shape, device=self.setting.device, dtype=self.setting.dtype)
             y_B = torch.zeros(_COUNTED_ON, device=self.setting.device, dtype=torch.long)
             costs = []
             for phase in self.setting.method.phases(self.setting.training, earlier):
                 net.learn(phase.lr)
-                with FlopCounterMode(display=False) as counter, torch_seeded(self.setting.seed, "flops"):
+                with (
+                    failures_told(models, f"client {client}", "trains"),
+                    FlopCounterMode(display=False) as counter,
+                    torch_seeded(self.setting.seed, "flops"),
+                ):
                     outcome = phase.loss(net, Batch(x, y_B))
                     loss = outcome[0] if isinstance(outcome, tuple) else outcome
                     torch.autograd.backward(loss)

@@ -13,8 +13,8 @@ for _kind in (CNN, MLP):
     MODELS.add(_kind.name, _kind, module=__name__, listed=False)
 
 
-def is_users(spec: ModelSpec) -> bool:
-    """Whether a model is a user's, whose code may do anything."""
+def is_own(spec: ModelSpec) -> bool:
+    """Whether a model is of the user's own code, which may do anything."""
     return not isinstance(spec, CNN | MLP)
 
 
@@ -28,6 +28,6 @@ __all__ = [
     "OwnModel",
     "SharedSpec",
     "Split",
-    "is_users",
+    "is_own",
     "split",
 ]

@@ -2,6 +2,7 @@
 
 import copy
 import difflib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,8 +10,10 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedmrl.errors import UserError, cause
+from fedmrl.errors import CODE_FAILS, UserError, cause
+from fedmrl.memory import free_bytes, said
 from fedmrl.table import Table
 
 
@@ -62,7 +65,13 @@ def split(model: nn.Module, last: str, example: Tensor) -> Split:
         near = difflib.get_close_matches(str(last), names, n=1) or names[-1:]
         hint = f"; did you mean {near[0]!r}?" if near else "; it has no layers at all"
         raise UserError(f"{type(model).__name__} has no layer {last!r}{hint}")
-    extractor = copy.deepcopy(model)
+    try:
+        extractor = copy.deepcopy(model)
+    except CODE_FAILS as error:
+        raise UserError(
+            f"{type(model).__name__} cannot be copied for each client ({cause(error)}); keep locks, open files and generators "
+            "out of the module"
+        ) from error
     header = extractor.get_submodule(last)
     if not isinstance(header, nn.Linear):
         raise UserError(
@@ -89,7 +98,9 @@ def _checked(model: nn.Module, cut: Split, last: str, example: Tensor) -> Split:
                     f"{name} cannot be split at {last!r}: what comes before it has shape "
                     f"{list(representation.shape[1:])} a sample, expected [{cut.dim}]; name the model's last layer"
                 )
-            if not torch.allclose(cut.header(representation), whole, rtol=1e-4, atol=1e-5):
+            output = _tried(cut.header, representation, without)
+            alike = output.shape == whole.shape and output.dtype == whole.dtype
+            if not alike or not torch.allclose(output, whole, rtol=1e-4, atol=1e-5):
                 raise UserError(
                     f"{name} cannot be split at {last!r}: other layers come after it or beside it; "
                     "name the layer that computes the model's output"
@@ -106,9 +117,32 @@ def _tried(module: nn.Module, example: Tensor, sentence: str) -> Tensor:
         output = module(example)
         if not isinstance(output, Tensor):
             raise TypeError(f"it gives a {type(output).__name__}, not a tensor")
-    except Exception as error:
+        if output.layout is not torch.strided:
+            raise TypeError(f"it gives a tensor of layout {str(output.layout).removeprefix('torch.')}, not a dense one")
+    except CODE_FAILS as error:
         raise UserError(f"{sentence} ({cause(error)})") from error
     return output
+
+
+class _WithinMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Inside, a tensor that does not fit into memory is refused before it is made.
+
+    Linux hands out more memory than there is, and ends the process, without a word, when it is written to.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        sizes = args[0] if args and isinstance(args[0], list | tuple) else []  # of `empty`, `zeros`, `randn` and their like
+        if sizes and all(isinstance(size, int) for size in sizes):
+            needed = math.prod(sizes) * (given.get("dtype") or torch.get_default_dtype()).itemsize
+            place = torch.device(given.get("device") or "cpu")
+            # To ask what is free reads files, and is not worth it for what fits everywhere.
+            if place.type == "cpu" and needed > _ALWAYS_FITS and needed > (free := free_bytes(place)):
+                raise UserError(f"it needs {said(needed)} of memory for one tensor, and {said(free)} are free; make it smaller")
+        return func(*args, **given)
+
+
+_ALWAYS_FITS = 64 * 1024**2  # bytes
 
 
 def _kind(value: object) -> str:
@@ -195,15 +229,15 @@ class OwnModel:
         """A new model, its weights drawn from torch's current state."""
         example = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
         try:
-            made = self.make()
-        except Exception as error:
-            raise UserError(f"model {self.label!r} cannot be made ({cause(error)})") from error
-        if not isinstance(made, nn.Module):
-            raise UserError(f"model {self.label!r}: make returns {_kind(made)}; it must return an nn.Module")
-        try:
-            model = split(made, self.last, example)
+            with _WithinMemory():  # type: ignore[no-untyped-call]
+                made = self.make()
+                if not isinstance(made, nn.Module):
+                    raise UserError(f"make returns {_kind(made)}; it must return an nn.Module")
+                model = split(made, self.last, example)
         except UserError as error:
             raise UserError(f"model {self.label!r}: {error}") from error
+        except CODE_FAILS as error:
+            raise UserError(f"model {self.label!r} cannot be made ({cause(error)})") from error
         outputs = model.get_submodule("header").out_features
         if outputs != classes:
             raise UserError(f"model {self.label!r} gives {outputs} outputs, and the data has {classes} classes")

@@ -15,6 +15,7 @@ from fedmrl.results.result import (
     ended,
     last_and_best,
     read_outcome,
+    read_summary,
     split_digest,
 )
 
@@ -49,5 +50,6 @@ __all__ = [
     "last_and_best",
     "read_outcome",
     "read_records",
+    "read_summary",
     "split_digest",
 ]

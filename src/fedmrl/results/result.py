@@ -2,7 +2,7 @@
 
 import json
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -125,12 +125,13 @@ class _Outcome(Part):
         """Every key of the recipe but the seed, by its path."""
         return {key: value for key, value in settings_of(self.config).items() if key != "seed"}
 
-    def to_json(self) -> str:
-        """As `summary.json` has it."""
-        return json.dumps(self.plain(), indent=2) + "\n"
+    def to_json(self, files: Mapping[str, str] | None = None) -> str:
+        """As `summary.json` has it: the plain data, the SHA-256 of files beside it, by name, and that of all of this."""
+        plain = self.plain() | ({"files": dict(files)} if files else {})
+        return json.dumps({**plain, "sha256": _digest(plain)}, indent=2) + "\n"
 
     def plain(self) -> dict[str, Any]:
-        """Plain data, as `summary.json` has it."""
+        """Plain data."""
         plain = self.model_dump(mode="json", exclude_none=True)
         return {"status": plain.pop("status"), **plain}
 
@@ -269,10 +270,24 @@ def ended(folder: Path) -> bool:
     return (folder / "summary.json").is_file()
 
 
+def read_summary(path: Path) -> Any:
+    """What a `summary.json` holds, if it is as it was written; those of older versions have no `sha256` to tell by."""
+    plain = parsed(path, read_text(path))
+    if isinstance(plain, dict) and "sha256" in plain:
+        rest = {key: value for key, value in plain.items() if key != "sha256"}
+        if plain["sha256"] != _digest(rest):
+            raise UserError(f"{path} is damaged or was changed: its SHA-256 is not its own; run it again into another folder")
+    return plain
+
+
+def _digest(plain: Mapping[str, Any]) -> str:
+    return sha256_of_text(json.dumps(plain, sort_keys=True))
+
+
 def read_outcome(folder: Path) -> Outcome:
     """How the run in a folder ended."""
     path = folder / "summary.json"
-    plain = parsed(path, read_text(path))
+    plain = read_summary(path)
     if isinstance(plain, dict) and plain.get("status") == "diverged":
         return checked(path, DivergedRun, plain).model_copy(update={"folder": folder})
     config, split = read_text(folder / "config.toml"), read_text(folder / "split.json")
