@@ -181,6 +181,18 @@ def test_a_model_that_misbehaves_is_told_in_a_sentence_before_anything_is_writte
     assert not (tmp_path / "run").exists()
 
 
+def test_a_model_that_leaves_no_room_to_train_it_is_refused(monkeypatch):
+    monkeypatch.setattr(sys.modules["fedmrl.models.split"], "free_bytes", lambda device: 150 * 1024**2)
+    says = "model 'wide': it has 97.7 MiB of weights, and to train it takes 195.3 MiB beside them, where 150.0 MiB are free"
+    with pytest.raises(UserError, match=says):
+        OwnModel("wide", mlp(256, 98_100), "3").build((1, 16, 16), 4)
+
+
+def test_a_model_whose_sizes_follow_from_its_first_input_is_taken():
+    lazy = OwnModel("lazy", lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(6), nn.ReLU(), nn.Linear(6, 4)), "3")
+    assert lazy.build((1, 16, 16), 4).dim == 6
+
+
 @pytest.mark.parametrize("engine", ["reference", "batched"])
 def test_a_model_that_exits_in_the_middle_of_a_run_is_told_in_a_sentence(engine):
     models = [OwnModel("odd", ExitsOnLargeBatches, "last")] * 4

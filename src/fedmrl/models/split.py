@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedmrl.errors import CODE_FAILS, UserError, cause
@@ -65,6 +66,8 @@ def split(model: nn.Module, last: str, example: Tensor) -> Split:
         near = difflib.get_close_matches(str(last), names, n=1) or names[-1:]
         hint = f"; did you mean {near[0]!r}?" if near else "; it has no layers at all"
         raise UserError(f"{type(model).__name__} has no layer {last!r}{hint}")
+    if any(is_lazy(parameter) for parameter in model.parameters()):  # it gets its shape, and numbers, from the first input
+        _run(model, example)
     try:
         extractor = copy.deepcopy(model)
     except CODE_FAILS as error:
@@ -86,11 +89,10 @@ def split(model: nn.Module, last: str, example: Tensor) -> Split:
 def _checked(model: nn.Module, cut: Split, last: str, example: Tensor) -> Split:
     """The cut model, once it has shown that it computes what the whole one does."""
     name, training = type(model).__name__, model.training
-    model.eval()
+    whole = _run(model, example)
     cut.eval()
     try:
         with torch.no_grad():
-            whole = _tried(model, example, f"{name} does not run on an input of shape {list(example.shape)}")
             without = f"{name} cannot be split at {last!r}: without that layer it does not run"
             representation = _tried(cut.extractor, example, without)
             if representation.shape != (len(example), cut.dim):
@@ -106,9 +108,19 @@ def _checked(model: nn.Module, cut: Split, last: str, example: Tensor) -> Split:
                     "name the layer that computes the model's output"
                 )
     finally:
-        model.train(training)
         cut.train(training)
     return cut
+
+
+def _run(model: nn.Module, example: Tensor) -> Tensor:
+    """The model's output as it predicts; nothing of it is changed."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            return _tried(model, example, f"{type(model).__name__} does not run on an input of shape {list(example.shape)}")
+    finally:
+        model.train(training)
 
 
 def _tried(module: nn.Module, example: Tensor, sentence: str) -> Tensor:
@@ -143,6 +155,17 @@ class _WithinMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 _ALWAYS_FITS = 64 * 1024**2  # bytes
+
+
+def _check_room(made: nn.Module) -> None:
+    """Refuse a model that leaves no room for what training it takes beside it: its gradients and its new state."""
+    tensors = [tensor for tensor in (*made.parameters(), *made.buffers()) if not is_lazy(tensor)]
+    held = sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+    if held > _ALWAYS_FITS and 2 * held > (free := free_bytes(torch.device("cpu"))):
+        raise UserError(
+            f"it has {said(held)} of weights, and to train it takes {said(2 * held)} beside them, where {said(free)} are free; "
+            "make it smaller"
+        )
 
 
 def _kind(value: object) -> str:
@@ -233,6 +256,7 @@ class OwnModel:
                 made = self.make()
                 if not isinstance(made, nn.Module):
                     raise UserError(f"make returns {_kind(made)}; it must return an nn.Module")
+                _check_room(made)
                 model = split(made, self.last, example)
         except UserError as error:
             raise UserError(f"model {self.label!r}: {error}") from error
