@@ -421,7 +421,7 @@ def _taken_imports(changes: list[tuple[str, Any]]) -> list[str]:
 
 
 def _import_path(name: str, folder: Path) -> str:
-    return str(_absolute(name, folder)) if is_file(name) else name
+    return str(_absolute(name, folder, "imports")) if is_file(name) else name
 
 
 def _resolve_paths(plain: dict[str, Any], folder: Path, keys: Iterable[str]) -> None:
@@ -430,7 +430,7 @@ def _resolve_paths(plain: dict[str, Any], folder: Path, keys: Iterable[str]) -> 
         table, _, last = key.rpartition(".")
         within = plain.get(table) if table else plain
         if isinstance(within, dict) and last in within:
-            within[last] = _absolute(within[last], folder)
+            within[last] = _absolute(within[last], folder, key)
 
 
 def path_keys(plain: Mapping[str, Any]) -> list[str]:
@@ -445,9 +445,9 @@ def path_keys(plain: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _absolute(value: Any, folder: Path) -> Any:
+def _absolute(value: Any, folder: Path, key: str) -> Any:
     """A path that means the same from everywhere; what is no text is left as it is, and so is an empty one."""
-    return str(folder.absolute() / user_path(value, "recipe")) if isinstance(value, str) and value else value
+    return str(folder.absolute() / user_path(value, key)) if isinstance(value, str) and value else value
 
 
 def _pairs(settings: Settings) -> Iterator[tuple[str, Any]]:
@@ -493,7 +493,7 @@ def _set(plain: dict[str, Any], key: str, value: Any) -> None:
         within.clear()  # the recipe's other fields belong to what it names
     within[last] = value
     if key in path_keys(plain):
-        within[last] = _absolute(value, Path())
+        within[last] = _absolute(value, Path(), key)
 
 
 def parse_recipe(plain: Mapping[str, Any], source: str) -> Recipe:

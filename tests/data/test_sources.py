@@ -11,6 +11,14 @@ from fedmrl.data.sources import load, moments
 from fedmrl.errors import UserError
 
 
+def test_an_archive_that_unpacks_to_more_than_there_is_memory_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "bomb.npz"
+    np.savez_compressed(path, x=np.zeros((1000, 1000), np.uint8), y=np.zeros(1000, np.int64))
+    monkeypatch.setattr("fedmrl.data.sources.free_bytes", lambda device: 500_000)
+    with pytest.raises(UserError, match=r"bomb.npz unpacks to .* MiB, and .* KiB of memory are free; give fewer samples"):
+        load(Arrays(file=str(path)))
+
+
 def test_digits_are_as_large_as_cifar_and_stay_bytes():
     data = load(Digits())
     assert data.x.shape == (1797, 3, 32, 32) and data.x.dtype == np.uint8

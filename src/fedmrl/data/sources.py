@@ -14,6 +14,7 @@ from pydantic import Field
 
 from fedmrl.errors import UserError, cause
 from fedmrl.files import user_path
+from fedmrl.memory import free_bytes, said
 from fedmrl.registry import Registry
 from fedmrl.table import IS_PATH, Table
 
@@ -209,9 +210,14 @@ class Arrays(DataSource):
 def _plain_arrays(path: Path) -> dict[str, NDArray[Any]]:
     try:
         with np.load(path, allow_pickle=False) as archive:
+            needed = sum(member.file_size for member in archive.zip.infolist())
+            if needed > (free := free_bytes(torch.device("cpu"))):
+                raise UserError(f"{path} unpacks to {said(needed)}, and {said(free)} of memory are free; give fewer samples")
             arrays = {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; data.file must name an .npz file with arrays x and y") from None
+    except UserError:
+        raise
     except Exception as error:  # zip, zlib, NumPy and the memory each fail in ways of their own
         raise UserError(f"{path} cannot be read as an .npz file of plain arrays ({cause(error)})") from error
     return {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
