@@ -55,7 +55,7 @@ def measurements(cache: Path) -> Iterator[Measurement]:
         _set(*(f"{key}={json.dumps(value)}" for key, value in chosen()["cifar10"]["all"].items())),
     )
     bf16 = _set("training.precision=bf16")
-    bench = ("-m", "fedmrl.cli", "bench", "paper/cifar10-n10", "--noise", *steps)
+    bench = ("-m", "fedmrl", "bench", "paper/cifar10-n10", "--noise", *steps)
     fastest = ("--ways", "reference,compiled", "--precisions", "bf16", "--fused", "1")
 
     def whole(*more: str) -> tuple[str, ...]:

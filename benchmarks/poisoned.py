@@ -60,7 +60,7 @@ class OneLies(SimulatedClients):
         if self._attack == "noise":
             rng = generator(self._seed, "noise", round_.index)
             draws = {name: torch.from_numpy(rng.normal(size=tuple(tensor.shape))) for name, tensor in upload.items()}
-            return {name: draws[name].to(tensor) * tensor.norm() for name, tensor in upload.items()}
+            return {name: draws[name].to(tensor) * tensor.square().mean().sqrt() for name, tensor in upload.items()}
         return {}
 
 

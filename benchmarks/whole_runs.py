@@ -45,7 +45,7 @@ class Command:
     def started(self, out: Path, cache: Path) -> "subprocess.Popen[bytes]":
         """The program, writing into this folder, with this cache."""
         environment = {**os.environ, **{name: str(cache / name) for name in CACHES}}
-        asked = [sys.executable, "-m", "fedmrl.cli", *self.words, "--out", str(out)]
+        asked = [sys.executable, "-m", "fedmrl", *self.words, "--out", str(out)]
         return subprocess.Popen(asked, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from tiny import CNNS, data_file
 
-from fedmrl import cli
+from fedmrl import progress
+from fedmrl.cli import listing, options, paper, terminal
 from fedmrl.errors import InterruptedRun
 
 
@@ -233,9 +235,9 @@ def test_bench_prints_a_row_for_each_way_and_writes_them(fedmrl):
 def test_the_table_of_bench_fits_into_80_columns():
     from fedmrl.bench import COLUMNS
 
-    table = cli._table("paper/cifar10-n100, fedmrl: 10 clients a round", *COLUMNS)
+    table = terminal.table("paper/cifar10-n100, fedmrl: 10 clients a round", *COLUMNS)
     table.add_row("compiled bf16 ×3", "1,234,567", "123.4 ms", "123.4 ms", "123.4 ms", "1e-03")
-    assert cli.Console(width=80).measure(table).maximum <= 80
+    assert Console(width=80).measure(table).maximum <= 80
 
 
 MISTAKES = [
@@ -445,7 +447,10 @@ def test_methods_and_recipes_list_what_there_is(fedmrl):
     assert "method.d1 = 100" in out and "fedapen" in out
     assert json.loads(fedmrl("methods", "--json")[1])["fd"]["fields"]["gamma"]["default"] == 1.0
     _, out, _ = fedmrl("recipes")
-    assert "quickstart" in out and "paper/cifar100-n50-homogeneous" in out
+    assert "quickstart" in out and "paper/cifar100-…" in out and "n50-homogeneous" in out
+    _, out, _ = fedmrl("recipes", "paper")
+    assert "paper/cifar100-n50-homogeneous" in out and "authors-code" not in out
+    assert fedmrl("recipes", "nothing")[0] == 2
     assert "training.lr" in fedmrl("recipes", "--keys")[1]
     assert "paper/cifar10-n100" in json.loads(fedmrl("recipes", "--json")[1])
     assert json.loads(fedmrl("recipes", "--keys", "--json")[1])["rounds"]["default"] == 100
@@ -491,7 +496,7 @@ def test_the_way_to_go_on_names_the_device_engine_and_store_that_were_asked_for(
     def stop(*_, **__):
         raise InterruptedRun(1, 2, Path("r"))
 
-    monkeypatch.setattr(cli, "run_seeds", stop)
+    monkeypatch.setattr("fedmrl.federation.launch.run_seeds", stop)
     _, _, err = fedmrl("run", "quickstart", "--out", "r", "--device", "cpu", "--engine", "batched", "--store", "host")
     assert "go on with: fedmrl run r --resume --device cpu --engine batched --store host" in err
 
@@ -622,7 +627,7 @@ def test_reproduce_refuses_in_a_sentence(fedmrl, arguments, said, monkeypatch, t
 
 
 def test_runs_of_several_seeds_go_on_by_the_name_of_their_folder(fedmrl, monkeypatch):
-    real, rounds = cli.watching, []
+    real, rounds = progress.watching, []
 
     @contextmanager
     def stopping(*words):
@@ -635,7 +640,7 @@ def test_runs_of_several_seeds_go_on_by_the_name_of_their_folder(fedmrl, monkeyp
 
             yield on_round
 
-    monkeypatch.setattr(cli, "watching", stopping)
+    monkeypatch.setattr(progress, "watching", stopping)
     code, _, err = fedmrl("run", "quickstart", *TINY, "--seeds", "3,11", "--device", "cpu")
     assert code == 130 and "go on with: fedmrl run runs/quickstart-fedmrl-1 --resume --device cpu" in err
     code, _, err = fedmrl("run", "runs/quickstart-fedmrl-1")
@@ -646,3 +651,64 @@ def test_runs_of_several_seeds_go_on_by_the_name_of_their_folder(fedmrl, monkeyp
     assert code == 0 and rounds == [1, 1, 2]
     assert [run["seed"] for run in json.loads(out)["runs"]] == [3, 11]
     assert fedmrl("run", "runs/quickstart-fedmrl-1", "--seeds", "11", "--resume", "--json")[0] == 0
+
+
+SLOW = ("torch", "numpy", "pydantic", "matplotlib", "sklearn")
+WHAT_IS_LOADED = f"""
+import atexit, sys
+atexit.register(lambda: print(*(name for name in {SLOW} if name in sys.modules), file=sys.stderr, end=""))
+from fedmrl.cli import main
+main()
+"""
+
+
+def slow_to_load(*words, **environment):
+    """What the program printed, and which large libraries it had loaded by then."""
+    program = [sys.executable, "-c", WHAT_IS_LOADED, *words]
+    ended = subprocess.run(program, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+    return ended.stdout, ended.stderr
+
+
+@pytest.mark.parametrize("words", ["--help", "run --help", "reproduce --help", "--version", "recipes paper"])
+def test_help_and_lists_load_nothing_that_is_slow(words):
+    printed, loaded = slow_to_load(*words.split())
+    assert printed and loaded == ""
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [("run qui", "quickstart"), ("reproduce tab", "table-hetero"), ("data ", "cifar100"), ("run quick --engine b", "batched")],
+)
+def test_completion_knows_what_there_is_and_loads_nothing_that_is_slow(typed, offered):
+    complete = {"_FEDMRL_COMPLETE": "complete_bash", "COMP_WORDS": f"fedmrl {typed}", "COMP_CWORD": str(typed.count(" ") + 1)}
+    printed, loaded = slow_to_load(**complete)
+    assert offered in printed.split() and loaded == ""
+
+
+def test_what_options_offer_is_what_there_is():
+    from fedmrl.data.cifar import CIFAR_FILES
+    from fedmrl.engines import ENGINES
+    from fedmrl.reproduce.experiments import EXPERIMENTS
+
+    assert tuple(ENGINES) == options.ENGINES
+    assert tuple(EXPERIMENTS) == paper.EXPERIMENTS
+    assert tuple(CIFAR_FILES) == listing.DATASETS
+
+
+COMMANDS = ("run", "compare", "report", "reproduce", "bench", "partition", "methods", "models", "recipes", "data")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_no_help_text_is_cut(fedmrl, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    for words in ([], *([command] for command in COMMANDS)):
+        _, out, _ = fedmrl(*words, "--help")
+        assert "..." not in out.replace("RUN...", "").replace("[ARGS]...", "")
+
+
+def test_recipes_fit_on_a_screen_and_no_number_is_broken(fedmrl, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = fedmrl("recipes")
+    assert len(out.splitlines()) <= 24
+    _, out, _ = fedmrl("models")
+    assert "2,621,558" in out

@@ -6,7 +6,6 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.resources import files
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -34,6 +33,7 @@ from fedmrl.methods import Method
 from fedmrl.methods.fedmrl import FedMRL
 from fedmrl.models import CNN, CNNS, MLP, MODELS, Model
 from fedmrl.plugins import NAMED, named_by, origins
+from fedmrl.recipes import FOLDER, known_recipes
 from fedmrl.registry import import_all, is_file
 from fedmrl.schema import checked, first_problem, parsed, read_text
 from fedmrl.table import Table
@@ -324,24 +324,6 @@ def _changed(plain: dict[str, Any], changes: Sequence[tuple[str, Any]]) -> dict[
     return plain
 
 
-def known_recipes() -> dict[str, str]:
-    """The recipes that come with fedmrl, by name, each with what it says of itself."""
-    root = _packaged()
-    return {
-        path.relative_to(root).with_suffix("").as_posix(): path.read_text().splitlines()[0].lstrip("# ")
-        for path in sorted(root.rglob("*.toml"), key=lambda path: (path.parent != root, _natural(path)))
-    }
-
-
-def _natural(path: Path) -> list[int | str]:
-    """Numbers by their value: n50 before n100."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.stem)]
-
-
-def _packaged() -> Path:
-    return Path(str(files("fedmrl"))) / "recipes"
-
-
 def _find(recipe: str | Path) -> tuple[Path, str]:
     try:
         path = Path(recipe).expanduser()
@@ -355,7 +337,7 @@ def _find(recipe: str | Path) -> tuple[Path, str]:
     if path.suffix == ".toml" or path.is_file():
         return path, path.stem
     if str(recipe) in known_recipes():
-        return _packaged() / f"{recipe}.toml", str(recipe)
+        return FOLDER / f"{recipe}.toml", str(recipe)
     near = difflib.get_close_matches(str(recipe), known_recipes(), n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise UserError(f"there is no recipe {str(recipe)!r}; {hint}'fedmrl recipes' lists them, or name a TOML file")

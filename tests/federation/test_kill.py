@@ -44,7 +44,7 @@ def rounds_in(folder: Path) -> int:
 def kill_after(seconds: float, recipe: Path, folder: Path, store: str) -> None:
     """Starts the run, or goes on with it, and kills it so long after its first new round."""
     resume = ["--resume"] if (folder / "config.toml").exists() else []
-    command = [sys.executable, "-m", "fedmrl.cli", "run", str(recipe), "--out", str(folder), "--store", store, *resume]
+    command = [sys.executable, "-m", "fedmrl", "run", str(recipe), "--out", str(folder), "--store", store, *resume]
     before = rounds_in(folder)
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         until = time.monotonic() + 120

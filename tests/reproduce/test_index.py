@@ -7,7 +7,7 @@ import pytest
 from synthetic import OLD, all_cells, cell, diverged, of_clients, reaching
 from test_page import EVIL, Elements, plain
 
-from fedmrl import cli
+from fedmrl.cli import render
 from fedmrl.reproduce.cells import write_cell
 from fedmrl.reproduce.claims import claims_table
 from fedmrl.reproduce.experiments import CPU, METHOD_ORDER, PAPER, QUICK
@@ -382,7 +382,7 @@ def test_results_open_with_the_page_of_the_papers_scale_or_the_one_nearest_to_it
 
 def test_a_reproduction_names_only_what_it_wrote(tmp_path, capsys):
     write_cell(tmp_path, diverged(MAIN, "fedmrl"))
-    cli._print_reproduction(tmp_path, PAPER)
+    render.reproduction(tmp_path, PAPER)
     said = capsys.readouterr().out
     assert f"Page: {tmp_path / 'index.html'}" in said and f"Tables: {tmp_path / 'tables'}" in said
     assert "Figures" not in said and not (tmp_path / "figures").exists()

@@ -10,7 +10,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
-_PROGRAM = (sys.executable, "-m", "fedmrl.cli")
+_PROGRAM = (sys.executable, "-m", "fedmrl")
 _LOOK = 0.05  # seconds between two looks at what is running
 
 

@@ -1,0 +1,76 @@
+"""The command line. Commands import what they need when they run, so that help and completion answer at once."""
+
+import io
+import os
+import signal
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from fedmrl.cli import listing, paper, running, showing
+from fedmrl.cli.terminal import end, say
+from fedmrl.errors import DivergedError, UserError
+from fedmrl.version import __version__
+
+
+class _Commands(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        """A stop before a run has begun is answered in a sentence, too."""
+        for stop in (signal.SIGINT, signal.SIGTERM):  # a run that is told to stop by either keeps its last round
+            if signal.getsignal(stop) is not signal.SIG_IGN:
+                signal.signal(stop, signal.default_int_handler)
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            end("stopped before training began", 130)
+
+
+app = typer.Typer(cls=_Commands, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+for _command in (
+    running.run,
+    running.compare,
+    showing.report,
+    paper.reproduce,
+    running.bench,
+    showing.partition,
+    listing.methods,
+    listing.models,
+    listing.recipes,
+    listing.data,
+):
+    app.command()(_command)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        say(f"fedmrl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def program(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
+    """Model-heterogeneous federated learning: FedMRL and the seven methods it is compared with."""
+
+
+def main() -> None:
+    """The program: every way it can end, as an exit code and a sentence."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal of few letters shows the others as question marks
+    try:
+        app(standalone_mode=True, prog_name="fedmrl")
+    except BrokenPipeError:  # who reads has read enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except UserError as error:
+        end(str(error), 2)
+    except DivergedError as error:
+        end(str(error), 3)
+    except OSError as error:
+        end(f"{error.filename or 'a file'}: {error.strerror or error}; name another file or folder", 2)

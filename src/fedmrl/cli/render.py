@@ -1,0 +1,189 @@
+"""What commands print of their results, on a terminal."""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmrl.cli.terminal import notice, out, prose, say, show, table
+from fedmrl.comparison import Comparison
+from fedmrl.config import NamedRecipe, Recipe
+from fedmrl.data import Dataset
+from fedmrl.methods import Method
+from fedmrl.models import Model
+from fedmrl.report.tables import COLUMNS, MEANING, amount, time_said
+from fedmrl.reproduce.experiments import Scale, Wanted
+from fedmrl.reproduce.measure import Clock
+from fedmrl.results import WHOSE, RunResult, Target
+
+
+def one_run(recipe: Recipe, result: RunResult, folder: Path) -> None:
+    """A run: accuracy by whose, view and mode, every way to predict, what targets cost, and where it lies."""
+    made = table(f"{recipe.method.title} on {recipe.data.title}", "accuracy", "last round", "best round")
+    for whose, says in zip(WHOSE, ("all clients", "participants"), strict=True):
+        for view, modes in result.accuracy[whose].items():
+            for mode, values in modes.items():
+                best = f"{values.best:.1%} (round {values.best_round})"
+                made.add_row(f"{says}, {view}, {mode}", f"{values.last:.1%}", best)
+    show(made)
+    if len(recipe.method.modes) > 1:
+        views = result.inference.items()
+        made = table("Ways to predict, all clients at the end", "mode", *(view for view, _ in views))
+        for mode in recipe.method.modes:
+            made.add_row(mode, *(f"{modes[mode]:.1%}" for _, modes in views))
+        show(made)
+    for cost in result.targets:
+        if (cost.accuracy_of, cost.view) == ("all", result.view):
+            prose(_cost(cost))
+    prose(f"At the end the {recipe.clients} clients are right on {result.headline():.1%} of their test samples, on average.")
+    say(f"Everything is in {folder}: summary.json, clients.csv, rounds.jsonl, config.toml, split.json")
+    say(_page_hint(folder))
+
+
+def _cost(cost: Target) -> str:
+    if cost.parameters is None or cost.flops is None:
+        return f"{cost.target:.0%} over all clients was not reached."
+    spent = f"{amount(cost.parameters, '')} parameters sent and {amount(cost.flops, 'FLOP')}"
+    return f"{cost.target:.0%} over all clients was reached by round {cost.rounds}: {spent} a client."
+
+
+def _page_hint(folder: Path) -> str:
+    return f"As a page: fedmrl report {shlex.quote(str(folder))}"
+
+
+def several_seeds(recipe: Recipe, runs: Sequence[RunResult], folder: Path) -> None:
+    """Runs that differ in their seed: each one's accuracy, their mean and standard deviation."""
+    view, mode = recipe.headline_view, recipe.headline_mode
+    title = f"{recipe.method.title} on {recipe.data.title}: all clients, {view}, {mode}"
+    made = table(title, "seed", "last round", "best round")
+    values = [one.accuracy.all[view][mode] for one in runs]
+    for one, value in zip(runs, values, strict=True):
+        made.add_row(str(one.seed), f"{value.last:.1%}", f"{value.best:.1%} (round {value.best_round})")
+    if len(runs) > 1:
+        columns = [value.last for value in values], [value.best for value in values]
+        made.add_row("mean", *(f"{np.mean(column):.1%} ± {np.std(column, ddof=1):.1%}" for column in columns))
+    show(made)
+    say(f"Each run is in {folder}/seed-*/   {_page_hint(folder)}")
+
+
+def comparison(result: Comparison, folder: Path) -> None:
+    """Several methods in one setting."""
+    made = table(f"{result.title}: the same data, models and training for every method", *COLUMNS)
+    for row in result.rows:
+        made.add_row(*row)
+    show(made)
+    prose(MEANING)
+    if result.results:
+        say(f"Figure: {folder / 'accuracy.png'}   Table: {folder / 'table.md'}   Each run: {folder}/*/")
+        say(_page_hint(folder))
+
+
+def split(named: NamedRecipe, data: Dataset, counts: Sequence[Sequence[NDArray[np.integer[Any]]]]) -> None:
+    """Each client's samples by class; `counts` has those to train on and those to test with."""
+    title = f"{named.name}: {data.name} on {len(counts)} clients"
+    made = table(title, "client", "model", "train", "test", "classes (samples)")
+    models_of = named.recipe.models.of_clients(len(counts))
+    for client, (train, test) in enumerate(counts):
+        has = ", ".join(f"{data.classes[c]} ({n})" for c, n in enumerate(train + test) if n)
+        made.add_row(str(client), models_of[client].label, str(train.sum()), str(test.sum()), has)
+    show(made)
+
+
+def methods(found: Mapping[str, type[Method]]) -> None:
+    """Each method with its hyperparameters."""
+    from rich.table import Table
+    from rich.text import Text
+
+    for name, method in found.items():
+        out().print(Text(name, style="bold") + Text(f"  {method.summary}", style="not bold"))
+        made = Table.grid(padding=(0, 2, 0, 0))
+        made.add_column(no_wrap=True)
+        made.add_column(style="dim")
+        made.add_row("    predicts with", ", ".join(method().modes))
+        for field, info in method.model_fields.items():
+            made.add_row(f"    method.{field} = {_value(info.default)}", info.description or "")
+        show(made)
+
+
+def models(title: str, specs: Mapping[str, Model], sizes: Mapping[str, int]) -> None:
+    """Each model with its widths and its size."""
+    widths = ("conv1", "conv2", "fc1", "fc2")
+    made = table(title, "model", *widths, "parameters", "MiB")
+    for name, size in sizes.items():
+        shown = (str(getattr(specs[name], width, "")) for width in widths)
+        made.add_row(name, *shown, f"{size:,}", f"{size * 4 / 2**20:.2f}")
+    show(made)
+    say("fc2 is the representation. A recipe can give other widths: local = [{conv1=16, conv2=32, fc1=400, fc2=200}].")
+
+
+def keys(listed: Sequence[tuple[str, Any, str]]) -> None:
+    """Each key of a recipe with its default and what it is for."""
+    from rich.table import Table
+
+    made = Table.grid(padding=(0, 2, 0, 0))
+    made.add_column(no_wrap=True)
+    made.add_column(style="dim")
+    for key, default, says in listed:
+        plain = default.model_dump() if hasattr(default, "model_dump") else default
+        made.add_row(f"{key} = {_value(plain)}", says)
+    made.add_row("method.name", "and that method's own fields: see 'fedmrl methods'")
+    show(made)
+
+
+def _value(value: Any) -> str:
+    return "(not set)" if value is None else json.dumps(value)
+
+
+def plan(found: Sequence[Wanted], left: Sequence[Wanted], clock: Clock) -> None:
+    """What a reproduction would run, and how long it should take."""
+    made = table(f"On {clock.device}", "cell", "seeds", "left", "estimate")
+    total, sources_of = 0.0, set[str]()
+    for one in found:
+        rest = next((other for other in left if other.name == one.name and {*other.seeds} <= {*one.seeds}), None)
+        estimate = clock.estimate(rest) if rest else None
+        total += estimate.seconds if estimate else 0.0
+        takes = time_said(estimate.seconds) if estimate else ""
+        made.add_row(one.name, ", ".join(map(str, one.seeds)), str(len(rest.seeds) if rest else 0), takes)
+        sources_of |= {estimate.source} if estimate else set()
+    show(made)
+    runs = sum(len(one.seeds) for one in left)
+    prose(f"{runs} run{'' if runs == 1 else 's'} left, about {time_said(total)} one after another.")
+    if sources_of:
+        prose(f"Estimated by {', or '.join(sorted(sources_of))}.")
+
+
+def measured_again(found: Sequence[Wanted], folder: Path) -> None:
+    """What was measured once more, beside what is stored."""
+    from fedmrl.reproduce.again import COLUMNS as AGAIN_COLUMNS
+    from fedmrl.reproduce.again import folder_of, repeated
+
+    made = table("Measured again, accuracy in percent", *AGAIN_COLUMNS)
+    for row in repeated(found, folder):
+        made.add_row(*row)
+    show(made)
+    say(f"Each run: {folder_of(folder) / 'cells'}")
+
+
+def reproduction(folder: Path, scale: Scale) -> None:
+    """Writes tables, figures and the page of what is measured, and says where they are."""
+    from fedmrl.reproduce.cells import read_cells
+    from fedmrl.reproduce.figures import write_figures
+    from fedmrl.reproduce.index import write_index
+    from fedmrl.reproduce.tables import write_tables
+
+    cells = read_cells(folder)
+    if not cells:
+        return
+    for cell in cells:
+        if cell.diverged:
+            notice(f"{cell.setting}/{cell.variant}, seed {cell.seed}: {cell.diverged['reason']}")
+    tables, figures = write_tables(cells, scale, folder), write_figures(cells, scale, folder)
+    page = write_index(cells, scale, folder)
+    places = {"Page": page, "Tables": tables and folder / "tables", "Figures": figures and folder / "figures"}
+    for what, path in {**places, "Each run": folder / "cells"}.items():
+        if path:
+            say(f"{what}: {path}")

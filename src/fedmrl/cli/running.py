@@ -1,0 +1,266 @@
+"""Commands that train: run, compare, bench."""
+
+import json
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+import typer
+
+from fedmrl.cli.options import (
+    AsJson,
+    Device,
+    EngineName,
+    Imports,
+    Out,
+    RecipeName,
+    Settings,
+    StoreName,
+    check_parent,
+    listed,
+    seeds_of,
+)
+from fedmrl.cli.terminal import complain, end, err, notice, print_json, print_text, show, table
+from fedmrl.errors import InterruptedRun, UserError
+from fedmrl.files import user_path, write_whole
+
+if TYPE_CHECKING:
+    from fedmrl.config import Recipe
+    from fedmrl.results import Record
+
+
+def run(
+    recipe: RecipeName,
+    settings: Settings = None,
+    imports: Imports = None,
+    out_dir: Out = None,
+    device: Device = "auto",
+    engine: EngineName = "auto",
+    store: StoreName = "auto",
+    seeds: Annotated[
+        str | None, typer.Option(help="several seeds as one run, separated by commas; each gets a folder in --out")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="go on with the run in --out (or in RECIPE, if that is its folder)")
+    ] = False,
+    tensorboard: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="write each round there for TensorBoard too (of several seeds, their mean)"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run one method in one setting."""
+    from fedmrl.cli import render
+    from fedmrl.config import load_named
+    from fedmrl.federation.launch import run_seeds
+    from fedmrl.progress import watching
+    from fedmrl.report.tensorboard import writing
+    from fedmrl.results import DivergedRun, RunResult
+
+    begun = _runs_of_seeds(recipe)
+    if begun and not resume:
+        raise UserError(f"{recipe} holds a run of several seeds; go on with it by --resume, or name one of them, as {begun[0]}")
+    source = next(path for path in begun if (path / "config.toml").exists()) if begun else recipe
+    named = load_named(source, settings or [], imports=imports or [], on_notice=notice)
+    default = ",".join(path.name.removeprefix("seed-") for path in begun) if begun else None
+    chosen = seeds_of(seeds or default, named.recipe.seed)
+    several = len(chosen) > 1 or bool(begun)
+    if several and resume and out_dir is None and not begun:
+        raise UserError(
+            "--resume needs to know which runs: give the folder that holds them, as in 'fedmrl run FOLDER --resume'"
+        )
+    folder = out_dir or _resumed(recipe, resume) or _new_folder(f"{named.name}-{named.recipe.method.name}")
+    outs = [folder / f"seed-{seed}" for seed in chosen] if several else [folder]
+    if several and resume and not any((out / "config.toml").exists() for out in outs):
+        raise UserError(f"{folder} holds no such runs to resume; leave out --resume to start them there")
+    try:
+        with (
+            watching(err(), named.recipe.method.title, named.recipe.rounds) as progress,
+            writing(tensorboard) if tensorboard else nullcontext() as write,
+        ):
+            done = run_seeds(
+                named.recipe, chosen, outs=outs, resume=resume, device=device, engine=engine, store=store,
+                on_round=_both(progress, write) if write else progress, on_notice=notice,
+            )  # fmt: skip
+    except InterruptedRun as stopped:
+        given = {"device": device, "engine": engine, "store": store}
+        options = "".join(f" --{name} {value}" for name, value in given.items() if value != "auto")
+        options += f" --tensorboard {shlex.quote(str(tensorboard))}" if tensorboard else ""
+        end(f"{stopped}; go on with: fedmrl run {shlex.quote(str(folder))} --resume{options}", 130)
+    if not several:
+        (one,) = done
+        if isinstance(one, DivergedRun):
+            raise one.error()
+        print_json({"folder": str(folder), **one.plain()}) if as_json else render.one_run(named.recipe, one, folder)
+        return
+    if as_json:
+        print_json({"folder": str(folder), "runs": [one.plain() for one in done]})
+    else:
+        render.several_seeds(named.recipe, [one for one in done if isinstance(one, RunResult)], folder)
+    diverged = [one for one in done if isinstance(one, DivergedRun)]
+    for one in diverged:
+        complain(f"seed {one.seed}: {one.diverged.reason}")
+    if diverged:
+        raise typer.Exit(3)
+
+
+def _new_folder(name: str) -> Path:
+    """A new folder under `runs/`, which is removed again if the command ends before anything is written there."""
+    from fedmrl.federation.folder import drop_empty, new_folder
+
+    root_is_new = not Path("runs").exists()
+    folder = new_folder(name)
+    made = [folder, folder.parent] if root_is_new else [folder]
+    click.get_current_context().call_on_close(lambda: drop_empty(*made))
+    return folder
+
+
+def _runs_of_seeds(recipe: str) -> list[Path]:
+    """The runs in a folder that `--seeds` has made, in the order of their seeds; some may not have begun yet."""
+    try:
+        folder = user_path(recipe, "RECIPE")
+        if not folder.is_dir() or (folder / "config.toml").exists():
+            return []
+    except OSError:  # no name of a folder; what else it may be is asked next
+        return []
+    found = [path for path in folder.glob("seed-*") if path.is_dir() and path.name[5:].isdecimal()]
+    begun = any((path / "config.toml").exists() for path in found)
+    return sorted(found, key=lambda path: int(path.name[5:])) if begun else []
+
+
+def _both(first: "Callable[[Record], None]", second: "Callable[[Record], None]") -> "Callable[[Record], None]":
+    def on_round(record: "Record") -> None:
+        first(record)
+        second(record)
+
+    return on_round
+
+
+def _resumed(recipe: str, resume: bool) -> Path | None:
+    if not resume:
+        return None
+    folder = user_path(recipe, "RECIPE")
+    if not folder.is_dir():
+        raise UserError(
+            "--resume needs to know which run: give its folder, as in 'fedmrl run runs/quickstart-fedmrl-1 --resume'"
+        )
+    return folder
+
+
+def compare(
+    recipe: RecipeName,
+    methods: Annotated[str | None, typer.Option(help="which methods, separated by commas; else all")] = None,
+    settings: Settings = None,
+    imports: Imports = None,
+    seeds: Annotated[str | None, typer.Option(help="which seeds, separated by commas; else the recipe's")] = None,
+    out_dir: Out = None,
+    device: Device = "auto",
+    engine: EngineName = "auto",
+    store: StoreName = "auto",
+    resume: Annotated[bool, typer.Option("--resume", help="go on with the comparison in --out")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run several methods on the same split: one table, one figure."""
+    from fedmrl.cli import render
+    from fedmrl.comparison import compare as compare_methods
+    from fedmrl.config import load_named
+    from fedmrl.progress import Overall, watching
+
+    of_methods = [setting for setting in settings or [] if setting.startswith("method.")]
+    of_all = [setting for setting in settings or [] if setting not in of_methods]
+    named = load_named(recipe, of_all, imports=imports or [], on_notice=notice)
+    recipes = _recipes(named.recipe, _names(methods), of_methods)
+    chosen = seeds_of(seeds, named.recipe.seed)
+    if resume and out_dir is None:
+        raise UserError("--resume needs to know which comparison: name its folder with --out")
+    folder = out_dir or _new_folder(f"{named.name}-compare")
+    width = max(len(r.method.title) for r in recipes.values())
+    overall = Overall(sum(r.rounds for r in recipes.values()))
+
+    def progress_of(name: str) -> Any:
+        label = recipes[name].method.title.ljust(width) + (f" {len(chosen)} seeds" if len(chosen) > 1 else "")
+        return watching(err(), label, recipes[name].rounds, overall)
+
+    try:
+        result = compare_methods(
+            recipes, seeds=chosen, out=folder, title=named.name, device=device, engine=engine, store=store, resume=resume,
+            watch=progress_of, on_notice=notice,
+        )  # fmt: skip
+    except (InterruptedRun, KeyboardInterrupt) as stopped:
+        said = str(stopped) or "stopped between two runs"
+        end(f"{said}; go on with: the same command and --out {shlex.quote(str(folder))} --resume", 130)
+    print_text(result.to_json()) if as_json else render.comparison(result, folder)
+    for sentence in result.diverged:
+        complain(sentence)
+    if not result.results:
+        raise typer.Exit(3)
+
+
+def _names(methods: str | None) -> list[str]:
+    from fedmrl.methods import METHODS
+
+    if methods is None:
+        return list(METHODS)
+    names = listed(methods) or []
+    for name in names:
+        METHODS.find(name, "--methods")
+    if not names or len(set(names)) < len(names):
+        raise UserError(f"--methods is {methods!r}; name different methods, separated by commas")
+    return names
+
+
+def _recipes(recipe: "Recipe", names: Sequence[str], settings: Sequence[str]) -> "dict[str, Recipe]":
+    """The setting with each method; `--set method.…` goes to the methods that have that field."""
+    from fedmrl.config import parse_value
+    from fedmrl.methods import METHODS
+
+    changes: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        field = key.removeprefix("method.")
+        takers = [name for name in names if field in METHODS[name].model_fields]
+        if not takers:
+            raise UserError(f"--set {setting}: none of {', '.join(names)} has a field {field!r}; see 'fedmrl methods'")
+        for name in takers:
+            changes[name][field] = parse_value(value)
+    return {name: recipe.with_method(name, changes[name]) for name in names}
+
+
+def bench(
+    recipe: RecipeName = "quickstart",
+    settings: Settings = None,
+    imports: Imports = None,
+    ways: Annotated[
+        str | None, typer.Option(help="which of reference, eager, captured, compiled, separated by commas; else all there are")
+    ] = None,
+    precisions: Annotated[str | None, typer.Option(help="in which of fp32, tf32, bf16, fp64; else all that make sense")] = None,
+    fused: Annotated[int, typer.Option(help="how many seeds the last row trains as one", min=1)] = 3,
+    repeats: Annotated[int, typer.Option(help="rounds that are timed; the median counts", min=1)] = 3,
+    noise: Annotated[bool, typer.Option("--noise", help="random images in the place of the recipe's data")] = False,
+    device: Device = "auto",
+    out_file: Annotated[Path | None, typer.Option("--out", help="a JSON file to write")] = None,
+) -> None:
+    """Measure how fast a round runs here, engine by engine."""
+    from fedmrl.bench import COLUMNS, measure
+    from fedmrl.config import load_named
+    from fedmrl.progress import working
+
+    named = load_named(recipe, settings or [], imports=imports or [], on_notice=notice)
+    check_parent(out_file, "--out")
+    with working(err()) as on_step:
+        result = measure(
+            named.recipe, named.name, device=device, ways=listed(ways), precisions=listed(precisions), fused=fused,
+            repeats=repeats, on_noise=noise, on_row=notice, on_step=on_step,
+        )  # fmt: skip
+    made = table(f"{named.name}, {result['method']}: {result['clients']} clients a round on {result['device']}", *COLUMNS)
+    for row in result["rows"]:
+        made.add_row(*row["shown"])
+    show(made)
+    if out_file is not None:
+        command = shlex.join(["fedmrl", *(word for word in sys.argv[1:] if word not in ("--out", str(out_file)))])
+        rows = [{key: value for key, value in row.items() if key != "shown"} for row in result["rows"]]
+        write_whole(out_file, json.dumps({"command": command, **result, "rows": rows}, indent=2) + "\n")

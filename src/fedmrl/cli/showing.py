@@ -1,0 +1,61 @@
+"""Commands that show: report, partition."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedmrl.cli.options import AsJson, Imports, RecipeName, Settings
+from fedmrl.cli.terminal import notice, print_json, say
+from fedmrl.errors import UserError
+
+
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="folders of runs, or folders that hold several, as of 'fedmrl compare'"),
+    ],
+    out_file: Annotated[
+        Path | None, typer.Option("--out", help="the page; report.html in the run's folder (of several: here) if not given")
+    ] = None,
+) -> None:
+    """Write a page that shows finished runs side by side."""
+    from fedmrl.report.page import write_page
+
+    path = write_page(runs, out_file)
+    say(f"Page: {path}   (open it in a browser)")
+
+
+def partition(
+    recipe: RecipeName,
+    settings: Settings = None,
+    imports: Imports = None,
+    out_file: Annotated[Path | None, typer.Option("--out", help="a picture to write, as .png, .svg or .pdf")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show who has what: each client's samples by class."""
+    import numpy as np
+
+    from fedmrl.cli import render
+    from fedmrl.config import load_named
+    from fedmrl.data import sources
+    from fedmrl.data.partition import partition as deal
+    from fedmrl.report.figures import partition_figure
+
+    if out_file is not None and out_file.suffix not in (".png", ".svg", ".pdf"):
+        raise UserError(f"--out is {out_file}; name a .png, .svg or .pdf file")
+    if out_file is not None and not out_file.parent.is_dir():
+        raise UserError(f"--out is {out_file}, and there is no folder {out_file.parent}; make it first")
+    named = load_named(recipe, settings or [], imports=imports or [], on_notice=notice)
+    data = sources.load(named.recipe.data)
+    splits = deal(named.recipe.partition, data, named.recipe.clients, named.recipe.seed)
+    counts = [[np.bincount(data.y[part], minlength=len(data.classes)) for part in (s.train, s.test)] for s in splits]
+    if as_json:
+        rows = [{"client": k, "train": tr.tolist(), "test": te.tolist()} for k, (tr, te) in enumerate(counts)]
+        print_json({"classes": list(data.classes), "clients": rows})
+        return
+    render.split(named, data, counts)
+    if out_file is not None:
+        each = np.array([train + test for train, test in counts])
+        partition_figure(each, data.classes, f"{named.name}: who has what", out_file)
+        say(f"Picture: {out_file}")
