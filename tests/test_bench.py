@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny import CNNS, tiny_recipe
 
-from fedmrl.bench import COLUMNS, measure
+from fedmrl.bench import BENCH_COLUMNS, measure
 from fedmrl.errors import UserError
 from fedmrl.federation.setup import prepare, schedule
 
@@ -24,7 +24,7 @@ def test_every_way_is_measured_and_compared_with_the_reference(method):
         assert row["error"] < 1e-9
         assert row["samples_per_second"] > 0
         assert row["seconds_a_round"] == sum(row["seconds"][what] for what in ("train", "aggregate", "evaluate"))
-        assert len(row["shown"]) == len(COLUMNS)
+        assert len(row["shown"]) == len(BENCH_COLUMNS)
     assert {"train", "encode", "evaluate", "aggregate", "gather", "step"} <= result["rows"][1]["seconds"].keys()
     assert len(heard) == 6, "a line before each, and one after it"
 

@@ -233,9 +233,9 @@ def test_bench_prints_a_row_for_each_way_and_writes_them(fedmrl):
 
 
 def test_the_table_of_bench_fits_into_80_columns():
-    from fedmrl.bench import COLUMNS
+    from fedmrl.bench import BENCH_COLUMNS
 
-    table = terminal.table("paper/cifar10-n100, fedmrl: 10 clients a round", *COLUMNS)
+    table = terminal.table("paper/cifar10-n100, fedmrl: 10 clients a round", *BENCH_COLUMNS)
     table.add_row("compiled bf16 ×3", "1,234,567", "123.4 ms", "123.4 ms", "123.4 ms", "1e-03")
     assert Console(width=80).measure(table).maximum <= 80
 

@@ -24,7 +24,7 @@ from fedmrl.methods import Round
 
 WAYS = ("reference", "eager", "captured", "compiled")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp64")
-COLUMNS = ("way", "samples/s", "round", "train", "evaluate", "error")  # all that fits into 80 columns
+BENCH_COLUMNS = ("way", "samples/s", "round", "train", "evaluate", "error")  # all that fits into 80 columns
 _NOISE = 60_000  # images
 
 

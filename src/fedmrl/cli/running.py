@@ -245,7 +245,7 @@ def bench(
     out_file: Annotated[Path | None, typer.Option("--out", help="a JSON file to write")] = None,
 ) -> None:
     """Measure how fast a round runs here, engine by engine."""
-    from fedmrl.bench import COLUMNS, measure
+    from fedmrl.bench import BENCH_COLUMNS, measure
     from fedmrl.config import load_named
     from fedmrl.progress import working
 
@@ -256,7 +256,7 @@ def bench(
             named.recipe, named.name, device=device, ways=listed(ways), precisions=listed(precisions), fused=fused,
             repeats=repeats, on_noise=noise, on_row=notice, on_step=on_step,
         )  # fmt: skip
-    made = table(f"{named.name}, {result['method']}: {result['clients']} clients a round on {result['device']}", *COLUMNS)
+    made = table(f"{named.name}, {result['method']}: {result['clients']} clients a round on {result['device']}", *BENCH_COLUMNS)
     for row in result["rows"]:
         made.add_row(*row["shown"])
     show(made)

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedmrl.data.plan import Plan, Samples, plan
 from fedmrl.engines.base import CorrectCounts, Engine, Setting, Trained, Turn, failures_told
 from fedmrl.engines.families import families
-from fedmrl.engines.program import Judge, Schedule, Trainer
+from fedmrl.engines.program import BatchFeed, Judge, Trainer
 from fedmrl.engines.reference import EVALUATION_BATCH, ReferenceEngine
 from fedmrl.engines.runner import Runner, Way
 from fedmrl.engines.stack import Family, Slots, corner
@@ -264,7 +264,7 @@ class BatchedEngine(Engine):
                 return trainer
         longest = max(len(setting.subsets(client)[phase.subset]) for setting in self.settings for client in setting.members)
         B = min(self.setting.training.batch_size, longest)
-        schedule = Schedule(phase.epochs * -(-longest // B), slots.count, B, self.samples, phase.augment)
+        schedule = BatchFeed(phase.epochs * -(-longest // B), slots.count, B, self.samples, phase.augment)
         try:
             trainer = Trainer(slots, phase, schedule, self._runner())
         except Exception as error:  # a compiler can fail on what runs well without it
@@ -301,7 +301,7 @@ class BatchedEngine(Engine):
                 return judge
         longest = max(len(member.test) for setting in self.settings for member in setting.members.values())
         B = min(EVALUATION_BATCH, longest)
-        schedule = Schedule(-(-longest // B), slots.count, B, self.samples, Augmentation())
+        schedule = BatchFeed(-(-longest // B), slots.count, B, self.samples, Augmentation())
         runner = self._runner()
         if runner.way == "compiled":  # there are far fewer of these steps: it would take longer than it saves
             runner = replace(runner, way="captured")

@@ -28,7 +28,7 @@ from fedmrl.training import Augmentation, Phase, Sums
 _SETTINGS = ("momentum", "weight_decay", "clip")  # of a phase, one value for each client
 
 
-class Schedule:
+class BatchFeed:
     """Which samples each client sees in each step, and how each is augmented; -1 - i where i only fills a row."""
 
     def __init__(self, steps: int, clients: int, batch: int, samples: Samples, augment: Augmentation) -> None:
@@ -95,7 +95,7 @@ def _in_batches(rows_EN: np.ndarray, B: int, fill: int) -> np.ndarray:
 class Trainer:
     """One kind of phase for the clients in the slots: SGD on all of them at once."""
 
-    def __init__(self, slots: Slots, phase: Phase, schedule: Schedule, runner: Runner) -> None:
+    def __init__(self, slots: Slots, phase: Phase, schedule: BatchFeed, runner: Runner) -> None:
         self.slots, self.phase, self.schedule = slots, phase, schedule
         self.net = slots.family.net
         self.net.learn(phase.lr)
@@ -283,7 +283,7 @@ def _used(net: torch.nn.Module, phase: Phase, batch: Sequence[Tensor]) -> list[s
 class Judge:
     """Counts what the clients in the slots get right."""
 
-    def __init__(self, slots: Slots, method: Method, modes: Sequence[str], schedule: Schedule, runner: Runner) -> None:
+    def __init__(self, slots: Slots, method: Method, modes: Sequence[str], schedule: BatchFeed, runner: Runner) -> None:
         self.slots, self.method, self.modes, self.schedule = slots, method, modes, schedule
         device = schedule.fed["x"].device
         right = {mode: torch.zeros(slots.count, dtype=torch.int64, device=device) for mode in modes}

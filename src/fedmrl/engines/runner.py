@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fedmrl.engines.base import numerics
-from fedmrl.engines.rounded import Rounded
+from fedmrl.engines.bf16_weight_cache import Bf16WeightCache
 
 Way = Literal["eager", "captured", "compiled"]
 
@@ -34,7 +34,7 @@ class Runner:
             with numerics(self.precision, self.device):
                 gather_code, step_code = _Code(gather, (fed,)), _Code(step, (state, *batch))
             gather_one, step_one = (lambda: gather_code(fed)), (lambda batch: step_code(state, *batch))
-            refresh = step_code.rounded.refresh
+            refresh = step_code.weight_cache.refresh
 
         def one() -> None:
             step_one(gather_one())  # type: ignore[no-untyped-call]
@@ -84,11 +84,11 @@ class _Code:
             return result
 
         graph = make_fx(on_flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*flat)
-        self.rounded = Rounded(graph, flat)
+        self.weight_cache = Bf16WeightCache(graph, flat)
         self._code = torch.compile(graph, fullgraph=True, dynamic=False, options=_OPTIONS)
 
     def __call__(self, *arguments: Any) -> Any:
-        return pytree.tree_unflatten(self._code(*pytree.tree_leaves(arguments), *self.rounded.copies), self._shape)
+        return pytree.tree_unflatten(self._code(*pytree.tree_leaves(arguments), *self.weight_cache.copies), self._shape)
 
 
 def _nothing() -> None:

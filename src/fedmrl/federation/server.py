@@ -16,14 +16,13 @@ from fedmrl.federation.folder import RunFolder
 from fedmrl.federation.setup import Schedule, schedule
 from fedmrl.federation.simulated import SimulatedClients
 from fedmrl.federation.stopwatch import Stopwatch
+from fedmrl.federation.summary import Accuracies
 from fedmrl.messages import Size, Tensors, Upload, size
 from fedmrl.methods import Round
 from fedmrl.results import DivergedRun, Divergence, Means, Outcome, Record, RoundAccuracy, RunResult, Sent
 
 OnRound = Callable[[Record], None]
 """Hears each round's record."""
-Accuracies = dict[str, dict[str, dict[int, float]]]
-"""Accuracy by view (`own`, `aggregated`), mode and client."""
 
 
 class Federation:

@@ -9,7 +9,7 @@ from fedmrl.data.partition import split_json
 from fedmrl.engines import EngineChoice, Member, Setting, Trained, Turn, engine_for
 from fedmrl.errors import UserError
 from fedmrl.federation.clients import Clients, Enrolled, Reply, Request, Roster, Score, State
-from fedmrl.federation.first import FirstNets
+from fedmrl.federation.initial_weights import InitialNets
 from fedmrl.federation.store import DeviceStore, Kept, Store
 from fedmrl.messages import Tensors, copy, sha256, size
 from fedmrl.methods import Round
@@ -138,7 +138,7 @@ class _Run:
         self.unjoined: dict[int, Kept] = {}
         """States of clients that never took part, as far as they were made."""
         self._start = setting.server_start()
-        self._first = FirstNets(setting, (), ahead=False)
+        self._first = InitialNets(setting, (), ahead=False)
         self.roster = {client: _enrolled(setting, client) for client in setting.members}
 
     @property
@@ -151,12 +151,12 @@ class _Run:
         self.setting = replace(self.setting, members={**self.setting.members, number: member})
         self.flops = FlopCounter(self.setting)
         self._first.close()
-        self._first = FirstNets(self.setting, (), ahead=False)
+        self._first = InitialNets(self.setting, (), ahead=False)
         self.roster = {**self.roster, number: _enrolled(self.setting, number)}
 
     def draw_first(self, clients: Sequence[int], ahead: bool) -> None:
         self._first.close()
-        self._first = FirstNets(self.setting, clients, ahead)
+        self._first = InitialNets(self.setting, clients, ahead)
 
     def load(self, client: int, state: Kept | None) -> Tensors:
         """A state on the device; of a client that never took part its first weights, and the shared part all began with."""

@@ -31,7 +31,7 @@ from fedmrl.results import (
 from fedmrl.version import __version__
 
 STAGES = ("train", "aggregate", "store", "evaluate")
-Accuracies = Mapping[str, Mapping[str, Mapping[int, float]]]
+Accuracies = dict[str, dict[str, dict[int, float]]]
 """Accuracy by view (`own`, `aggregated`), mode and client."""
 
 

@@ -1,11 +1,13 @@
 """The recipes that come along, by name."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
 
 
+@cache
 def known_recipes() -> dict[str, str]:
     """The recipes that come with fedmrl, by name, each with what it says of itself."""
     return {

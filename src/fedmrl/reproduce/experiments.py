@@ -11,7 +11,6 @@ from typing import Any
 
 from fedmrl.config import Recipe, load_recipe
 from fedmrl.errors import UserError
-from fedmrl.methods import METHODS
 from fedmrl.report.tables import seeds_said
 from fedmrl.reproduce.cells import Cell, hash_of
 
@@ -65,7 +64,7 @@ class Scale:
     def seeds_of(self, setting: str, variant: str) -> tuple[int, ...]:
         """The seeds that a variant is run with in a setting."""
         _, federation, *rest = setting.split("-", 2)
-        return self.seeds.get(federation, (0,)) if variant in METHODS and not rest else (0,)
+        return self.seeds.get(federation, (0,)) if variant in METHOD_ORDER and not rest else (0,)
 
 
 PAPER = Scale(
@@ -279,7 +278,7 @@ def _variant(variant: str) -> tuple[str, dict[str, Any]]:
     >>> _variant("fedmrl-without-mrl-d1-150")
     ('fedmrl', {'method.mrl': False, 'method.d1': 150})
     """
-    if variant in METHODS:
+    if variant in METHOD_ORDER:
         return variant, {}
     rest, _, d1 = variant.rpartition("-d1-")
     return "fedmrl", {"method.mrl": rest == "fedmrl", "method.d1": int(d1)}

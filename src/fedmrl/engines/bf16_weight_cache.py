@@ -14,7 +14,7 @@ _VIEWS = {
 }  # fmt: skip
 
 
-class Rounded:
+class Bf16WeightCache:
     """Changes a traced step: where it rounds an argument that it writes to at its end, it takes a rounded copy as a further
     argument instead, and writes to that too. The numbers stay the same; a pass over all weights is saved.
     """

@@ -13,7 +13,7 @@ from fedmrl.methods import ClientNet
 _WAITING = 2 * 1024**3  # bytes of nets that may lie on the host until they are asked for
 
 
-class FirstNets:
+class InitialNets:
     """To draw a client's weights takes a host longer than a GPU takes to train it for a round. So, if `ahead`, another thread
     draws them in the order in which they will be asked for, while the host compiles, or waits for the device.
     """
