@@ -33,8 +33,11 @@ def fedmrl(monkeypatch, capsys, tmp_path):
     monkeypatch.delenv("FEDMRL_DATA", raising=False)
 
     from fedmrl import cli
+    from fedmrl.cli import terminal
 
     def call(*arguments):
+        terminal.out.cache_clear()  # as in a new process, the width is that of the terminal now
+        terminal.err.cache_clear()
         monkeypatch.setattr(sys, "argv", ["fedmrl", *map(str, arguments)])
         code = 0
         handler = signal.getsignal(signal.SIGTERM)

@@ -712,3 +712,12 @@ def test_recipes_fit_on_a_screen_and_no_number_is_broken(fedmrl, monkeypatch):
     assert len(out.splitlines()) <= 24
     _, out, _ = fedmrl("models")
     assert "2,621,558" in out
+
+
+@pytest.mark.parametrize(("width", "tables"), [(80, 2), (120, 1)])
+def test_a_comparison_breaks_no_number_on_a_narrow_terminal(fedmrl, monkeypatch, width, tables):
+    monkeypatch.setenv("COLUMNS", str(width))
+    _, out, _ = fedmrl("compare", "quickstart", *PLAIN, "--methods", "fedproto,standalone", "--seeds", "0,1")
+    rows = [line for line in out.splitlines() if line.startswith("│ Standalone")]
+    assert len(rows) == tables and max(map(len, out.splitlines()[: 6 * tables])) <= width
+    assert all(" ± " in cell and cell.strip().endswith("%") for cell in rows[0].split("│")[2:6])

@@ -2,14 +2,15 @@
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.table import Table
 
-from fedmrl.cli.terminal import notice, out, prose, say, show, table
+from fedmrl.cli.terminal import notice, out, prose, say, show, table, width_of
 from fedmrl.comparison import Comparison
 from fedmrl.config import NamedRecipe, Recipe
 from fedmrl.data import Dataset
@@ -72,20 +73,33 @@ def several_seeds(recipe: Recipe, runs: Sequence[RunResult], folder: Path) -> No
 
 def comparison(result: Comparison, folder: Path) -> None:
     """Several methods in one setting."""
-    made = table(f"{result.title}: the same data, models and training for every method", *COLUMNS)
-    for row in result.rows:
-        made.add_row(*row)
-    show(made)
+    title = f"{result.title}: the same data, models and training for every method"
+    cut = COLUMNS.index("sent")
+    accuracy, costs = range(cut), (0, *range(cut, len(COLUMNS)))
+    whole = _of_columns(title, range(len(COLUMNS)), result.rows)
+    if width_of(whole) <= out().width:
+        show(whole)
+    else:  # a narrow terminal shows accuracy first, then costs
+        show(_of_columns(title, accuracy, result.rows))
+        show(_of_columns("What it took", costs, result.rows))
     prose(MEANING)
     if result.results:
         say(f"Figure: {folder / 'accuracy.png'}   Table: {folder / 'table.md'}   Each run: {folder}/*/")
         say(_page_hint(folder))
 
 
+def _of_columns(title: str, places: Iterable[int], rows: Sequence[Sequence[str]]) -> Table:
+    places = list(places)
+    made = table(title, *(COLUMNS[place] for place in places))
+    for row in rows:
+        made.add_row(*(row[place] for place in places))
+    return made
+
+
 def split(named: NamedRecipe, data: Dataset, counts: Sequence[Sequence[NDArray[np.integer[Any]]]]) -> None:
     """Each client's samples by class; `counts` has those to train on and those to test with."""
     title = f"{named.name}: {data.name} on {len(counts)} clients"
-    made = table(title, "client", "model", "train", "test", "classes (samples)")
+    made = table(title, "client", "model", "train", "test", "classes (samples)", wraps="classes (samples)")
     models_of = named.recipe.models.of_clients(len(counts))
     for client, (train, test) in enumerate(counts):
         has = ", ".join(f"{data.classes[c]} ({n})" for c, n in enumerate(train + test) if n)
@@ -95,7 +109,6 @@ def split(named: NamedRecipe, data: Dataset, counts: Sequence[Sequence[NDArray[n
 
 def methods(found: Mapping[str, type[Method]]) -> None:
     """Each method with its hyperparameters."""
-    from rich.table import Table
     from rich.text import Text
 
     for name, method in found.items():
@@ -122,8 +135,6 @@ def models(title: str, specs: Mapping[str, Model], sizes: Mapping[str, int]) -> 
 
 def keys(listed: Sequence[tuple[str, Any, str]]) -> None:
     """Each key of a recipe with its default and what it is for."""
-    from rich.table import Table
-
     made = Table.grid(padding=(0, 2, 0, 0))
     made.add_column(no_wrap=True)
     made.add_column(style="dim")

@@ -52,20 +52,27 @@ def end(sentence: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
-def table(title: str, *columns: str) -> "Table":
-    """A table: a column of words may be wrapped between words, and no number is broken."""
-    from rich.markup import escape
+def table(title: str, *columns: str, wraps: str = "") -> "Table":
+    """A table in which no number is broken; one column, the one that `wraps`, may be wrapped between words."""
     from rich.table import Table
+    from rich.text import Text
 
-    made = Table(title=escape(title), title_justify="left", title_style="bold", header_style="bold")
-    for place, column in enumerate(columns):
-        made.add_column(column, no_wrap=place == 0, overflow="fold")
+    # A title is a line of its own: within the table's width, a narrow table would wrap it.
+    made = Table(title=Text(title, no_wrap=True, overflow="ignore"), title_justify="left", title_style="bold")
+    made.header_style = "bold"
+    for column in columns:
+        made.add_column(column, no_wrap=column != wraps, overflow="fold")
     return made
 
 
 def show(made: "Table") -> None:
     """Prints a table."""
     out().print(made)
+
+
+def width_of(made: "Table") -> int:
+    """The columns of a terminal that a table needs."""
+    return out().measure(made, options=out().options.update(width=10_000)).maximum
 
 
 def print_json(value: Any) -> None:
