@@ -586,13 +586,13 @@ def test_reproduce_again_leaves_what_is_stored_and_stands_beside_it(fedmrl, shor
 def test_reproduce_on_a_cpu_goes_through_its_stages_and_names_its_scale(fedmrl, monkeypatch):
     """A stage of what was found decides what the next one wants; both are the small reproduction's runs here."""
     from fedmrl.reproduce import experiments
-    from fedmrl.reproduce.experiments import CPU, QUICK, Wanted, recipe_of
+    from fedmrl.reproduce.experiments import CPU, QUICK, RunSpec, recipe_of
 
     def wanted(what, scale, cells):
         names = ["standalone", *(["fd"] if any(cell.variant == "standalone" for cell in cells) else [])]
         for stage, name in enumerate(names, start=1):
             recipe = recipe_of("digits-n5", name, QUICK).model_copy(update={"rounds": 1})
-            yield Wanted("digits-n5", name, recipe, (0,), stage)
+            yield RunSpec("digits-n5", name, recipe, (0,), stage)
 
     monkeypatch.setattr(experiments, "wanted", lambda what, scale, cells=(): list(wanted(what, scale, cells)))
     code, _, err = fedmrl("reproduce", "all", "--scale", "cpu", "--no-report")

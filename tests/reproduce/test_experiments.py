@@ -19,17 +19,16 @@ from fedmrl.reproduce.experiments import (
     find,
     printed,
     recipe_of,
-    wanted,
 )
 from fedmrl.reproduce.outcomes import Outcomes
 
 
 def names(what, scale=PAPER):
-    return [one.name for one in wanted(what, scale)]
+    return [one.name for one in run_specs(what, scale)]
 
 
 def test_the_heterogeneous_table_has_48_cells_with_three_seeds_at_n100():
-    found = wanted("table-hetero", PAPER)
+    found = run_specs("table-hetero", PAPER)
     assert len(found) == 48
     assert {one.seeds for one in found if "-n100/" in one.name} == {(0, 1, 2)}
     assert {one.seeds for one in found if "-n100/" not in one.name} == {(0,)}
@@ -41,15 +40,17 @@ def test_the_heterogeneous_table_has_48_cells_with_three_seeds_at_n100():
 
 def test_other_experiments_have_the_paper_s_points():
     assert len(names("table-homo")) == 48
-    assert all(one.recipe.models.local == "homogeneous" for one in wanted("table-homo", PAPER))
+    assert all(one.recipe.models.local == "homogeneous" for one in run_specs("table-homo", PAPER))
     assert names("inference") == ["cifar10-n100/fedmrl", "cifar100-n100/fedmrl"]
-    by_classes = {one.recipe.partition.classes_per_client for one in wanted("non-iid-class", PAPER) if "cifar100-" in one.name}
+    by_classes = {
+        one.recipe.partition.classes_per_client for one in run_specs("non-iid-class", PAPER) if "cifar100-" in one.name
+    }
     assert by_classes == {10, 30, 50, 70, 90, 100}
-    by_alpha = {one.recipe.partition.alpha for one in wanted("non-iid-dirichlet", PAPER)}
+    by_alpha = {one.recipe.partition.alpha for one in run_specs("non-iid-dirichlet", PAPER)}
     assert by_alpha == {0.1, 0.2, 0.3, 0.4, 0.5}
-    assert all(one.recipe.partition.kind == "dirichlet" for one in wanted("non-iid-dirichlet", PAPER))
-    assert {one.recipe.method.d1 for one in wanted("d1", PAPER)} == set(range(100, 501, 50))
-    assert {one.recipe.method.mrl for one in wanted("ablation", PAPER)} == {True, False}
+    assert all(one.recipe.partition.kind == "dirichlet" for one in run_specs("non-iid-dirichlet", PAPER))
+    assert {one.recipe.method.d1 for one in run_specs("d1", PAPER)} == set(range(100, 501, 50))
+    assert {one.recipe.method.mrl for one in run_specs("ablation", PAPER)} == {True, False}
 
 
 @pytest.mark.parametrize("scale", [PAPER, QUICK], ids=lambda scale: scale.name)
@@ -61,10 +62,10 @@ def test_all_holds_every_run_once(scale):
 
 @pytest.mark.parametrize("scale", [PAPER, QUICK], ids=lambda scale: scale.name)
 def test_no_recipe_is_run_under_two_names(scale):
-    recipes = [(one.setting, hash_of(one.recipe)) for one in wanted("all", scale)]
+    recipes = [(one.setting, hash_of(one.recipe)) for one in run_specs("all", scale)]
     assert len(set(recipes)) == len(recipes)
     assert f"{scale.datasets[0]}-{scale.main}/fedmrl" in names("d1", scale)
-    assert dim_variant(scale.dims[0]) not in {one.variant for what in ("d1", "ablation") for one in wanted(what, scale)}
+    assert dim_variant(scale.dims[0]) not in {one.variant for what in ("d1", "ablation") for one in run_specs(what, scale)}
 
 
 def test_figures_by_dimension_take_the_plain_run_for_the_dimension_that_it_has():
@@ -74,7 +75,7 @@ def test_figures_by_dimension_take_the_plain_run_for_the_dimension_that_it_has()
 
 
 def test_every_setting_of_the_paper_has_a_recipe_of_its_name():
-    for one in wanted("all", PAPER):
+    for one in run_specs("all", PAPER):
         recipe = load_recipe(f"paper/{one.setting}")
         assert (recipe.clients, recipe.partition, recipe.models) == (
             one.recipe.clients,
@@ -85,7 +86,7 @@ def test_every_setting_of_the_paper_has_a_recipe_of_its_name():
 
 
 def test_the_small_version_needs_no_data_that_must_be_fetched():
-    for one in wanted("all", QUICK):
+    for one in run_specs("all", QUICK):
         assert one.recipe.data.name == "digits"
         assert one.seeds == (0,)
         assert round(one.recipe.participation * one.recipe.clients) == 5
@@ -133,7 +134,7 @@ def test_the_authors_settings_are_theirs():
 
 
 def test_on_a_cpu_real_data_is_trained_on_with_the_smaller_ends_of_the_papers_grid():
-    found = wanted("all", CPU)
+    found = run_specs("all", CPU)
     shapes = {(one.setting.split("-")[1], one.recipe.clients, one.recipe.participation) for one in found}
     assert shapes == {("n100", 100, 0.1), ("n50", 50, 0.2), ("n10", 10, 1.0)}
     for one in found:
@@ -148,7 +149,7 @@ BASELINES = {"lg_fedavg": 0.5, "fd": 0.7, "fedproto": 0.6, "fml": 0.8, "fedkd": 
 def test_on_a_cpu_stages_come_in_their_order_a_run_for_each_seed():
     fair = {name.replace("_", "-"): value for name, value in BASELINES.items()} | {"fedmrl": 0.2, "standalone": 0.2}
     cells = [cell(main, method, fair=value) for main in ("cifar10-n100", "cifar100-n100") for method, value in fair.items()]
-    found = wanted("all", CPU, cells)
+    found = run_specs("all", CPU, cells)
     assert [one.stage for one in found] == sorted(one.stage for one in found) and {len(one.seeds) for one in found} == {1}
     first = [one for one in found if one.stage == 1]
     assert [one.name for one in first] == [f"{data}-n100/{method}" for data in CPU.datasets for method in METHOD_ORDER]

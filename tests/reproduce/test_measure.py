@@ -12,7 +12,7 @@ import fedmrl
 from fedmrl.errors import InterruptedRun, UserError
 from fedmrl.reproduce import measure as module
 from fedmrl.reproduce.cells import file_of, read_cell, read_cells, write_cell
-from fedmrl.reproduce.experiments import PAPER, Wanted
+from fedmrl.reproduce.experiments import PAPER, RunSpec
 from fedmrl.reproduce.measure import Clock, measure, measure_all, missing, samples_of
 from fedmrl.reproduce.processes import Ended
 
@@ -25,7 +25,7 @@ def own_data(monkeypatch):
 
 
 def one(method="fedmrl", seeds=(0,), **settings):
-    return Wanted("tiny-n4", method, tiny_recipe(method, **settings), seeds)
+    return RunSpec("tiny-n4", method, tiny_recipe(method, **settings), seeds)
 
 
 def test_each_seed_gives_the_cell_that_it_gives_alone(tmp_path):

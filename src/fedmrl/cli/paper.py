@@ -14,7 +14,7 @@ from fedmrl.cli.terminal import end, err, notice
 from fedmrl.errors import InterruptedRun, UserError
 
 if TYPE_CHECKING:
-    from fedmrl.reproduce.experiments import Scale, Wanted
+    from fedmrl.reproduce.experiments import RunSpec, Scale
 
 EXPERIMENTS = (
     "table-hetero",
@@ -70,16 +70,16 @@ def reproduce(
     from fedmrl.federation.launch import pick_device
     from fedmrl.progress import watching
     from fedmrl.report.tables import time_said
-    from fedmrl.reproduce.again import folder_of
     from fedmrl.reproduce.cells import read_cells
     from fedmrl.reproduce.experiments import find
     from fedmrl.reproduce.measure import Clock, forget, measure_all, missing
+    from fedmrl.reproduce.repeatability import folder_of
 
     started, scale = time.monotonic(), _scale(scale_name, quick)
     folder = out_dir or Path("results") / scale.folder
     place = folder_of(folder) if again else folder
 
-    def found() -> "list[Wanted]":
+    def found() -> "list[RunSpec]":
         """What is wanted: it may grow by what is measured meanwhile."""
         named = find(what, scale, read_cells(folder))
         return named if seeds is None else [replace(one, seeds=tuple(seeds_of(seeds, 0))) for one in named]
@@ -94,7 +94,7 @@ def reproduce(
     once_more = "" if left else "; --again measures them once more"
     notice(f"{len(found()) - len(left)} of {len(found())} cells are measured in {place}{once_more}")
 
-    def watch(one: "Wanted") -> Any:
+    def watch(one: "RunSpec") -> Any:
         return watching(err(), one.label, one.recipe.rounds)
 
     until, failed = math.inf if minutes is None else started + 60 * minutes, False

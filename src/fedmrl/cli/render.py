@@ -17,7 +17,7 @@ from fedmrl.data import Dataset
 from fedmrl.methods import Method
 from fedmrl.models import Model
 from fedmrl.report.tables import COLUMNS, MEANING, amount, time_said
-from fedmrl.reproduce.experiments import Scale, Wanted
+from fedmrl.reproduce.experiments import RunSpec, Scale
 from fedmrl.reproduce.measure import Clock
 from fedmrl.results import WHOSE, RunResult, Target
 
@@ -149,7 +149,7 @@ def _value(value: Any) -> str:
     return "(not set)" if value is None else json.dumps(value)
 
 
-def plan(found: Sequence[Wanted], left: Sequence[Wanted], clock: Clock) -> None:
+def plan(found: Sequence[RunSpec], left: Sequence[RunSpec], clock: Clock) -> None:
     """What a reproduction would run, and how long it should take."""
     made = table(f"On {clock.device}", "cell", "seeds", "left", "estimate")
     total, sources_of = 0.0, set[str]()
@@ -167,12 +167,11 @@ def plan(found: Sequence[Wanted], left: Sequence[Wanted], clock: Clock) -> None:
         prose(f"Estimated by {', or '.join(sorted(sources_of))}.")
 
 
-def measured_again(found: Sequence[Wanted], folder: Path) -> None:
+def measured_again(found: Sequence[RunSpec], folder: Path) -> None:
     """What was measured once more, beside what is stored."""
-    from fedmrl.reproduce.again import COLUMNS as AGAIN_COLUMNS
-    from fedmrl.reproduce.again import folder_of, repeated
+    from fedmrl.reproduce.repeatability import REPEATABILITY_COLUMNS, folder_of, repeated
 
-    made = table("Measured again, accuracy in percent", *AGAIN_COLUMNS)
+    made = table("Measured again, accuracy in percent", *REPEATABILITY_COLUMNS)
     for row in repeated(found, folder):
         made.add_row(*row)
     show(made)

@@ -83,7 +83,7 @@ def claims_table(outcomes: Outcomes) -> str:
             "- So far: some of the runs that it takes are not measured yet.",
             "- Level: the two print alike, or seeds disagree who is ahead and it is by less than they vary.",
             *(f"- {sentence}" for kind in KINDS for sentence in outcomes.disagreements(outcomes.columns(kind))),
-            *(f"- {sentence}" for sentence in outcomes.left_out_said(one.setting for one in outcomes.wanted("all"))),
+            *(f"- {sentence}" for sentence in outcomes.left_out_said(one.setting for one in outcomes.specs("all"))),
         ]
     )
     toy = "" if outcomes.has_paper else f"{TOY}\n\n"

@@ -106,7 +106,7 @@ SCALES: Mapping[str, Scale] = {scale.name: scale for scale in (PAPER, CPU, QUICK
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RunSpec:
     """A variant of a method in a setting, with the seeds it is wanted with."""
 
     setting: str
@@ -148,11 +148,11 @@ def printed() -> Mapping[str, Any]:
     return found
 
 
-def find(what: str, scale: Scale, cells: Iterable[Cell] = ()) -> list[Wanted]:
+def find(what: str, scale: Scale, cells: Iterable[Cell] = ()) -> list[RunSpec]:
     """The runs of an experiment, or of all of them; or the one run of that name."""
     if what == "all" or what in EXPERIMENTS:
-        return wanted(what, scale, cells)
-    everything = [one for name in (*EXPERIMENTS, "all") for one in wanted(name, scale, cells)]
+        return run_specs(what, scale, cells)
+    everything = [one for name in (*EXPERIMENTS, "all") for one in run_specs(name, scale, cells)]
     if named := [one for one in everything if one.name == what]:
         return [replace(named[0], seeds=tuple(sorted({seed for one in named for seed in one.seeds})), stage=0)]
     near = difflib.get_close_matches(what, [*EXPERIMENTS, "all", *(one.name for one in everything)], n=1)
@@ -163,14 +163,14 @@ def find(what: str, scale: Scale, cells: Iterable[Cell] = ()) -> list[Wanted]:
     )
 
 
-def wanted(what: str, scale: Scale, cells: Iterable[Cell] = ()) -> list[Wanted]:
+def run_specs(what: str, scale: Scale, cells: Iterable[Cell] = ()) -> list[RunSpec]:
     """The runs that an experiment is made of, each once; `all` for every experiment, or as the scale orders them.
 
     What was measured (`cells`) decides which methods are run with more seeds at the scale `cpu`.
     """
-    found: dict[tuple[str, tuple[int, ...]], Wanted] = {}
+    found: dict[tuple[str, tuple[int, ...]], RunSpec] = {}
     if what == "all" and scale.name == "cpu":
-        runs: Iterable[Wanted] = _in_stages(scale, list(cells))
+        runs: Iterable[RunSpec] = _in_stages(scale, list(cells))
     else:
         runs = (one for name in (EXPERIMENTS if what == "all" else [what]) for one in _runs(name, scale))
     for one in runs:
@@ -178,16 +178,16 @@ def wanted(what: str, scale: Scale, cells: Iterable[Cell] = ()) -> list[Wanted]:
     return list(found.values())
 
 
-def _in_stages(scale: Scale, cells: Sequence[Cell]) -> Iterator[Wanted]:
+def _in_stages(scale: Scale, cells: Sequence[Cell]) -> Iterator[RunSpec]:
     """What carries the paper's claims comes first; a run is of one seed, so that its cell is there as soon as can be."""
     mains = [f"{dataset}-{scale.main}" for dataset in scale.datasets]
     smaller = [[f"{dataset}-{federation}" for dataset in scale.datasets] for federation in scale.federations[:-1]]
 
-    def stage(number: int, settings: Iterable[str], variants: Iterable[str], seeds: Iterable[int] = (0,)) -> Iterator[Wanted]:
+    def stage(number: int, settings: Iterable[str], variants: Iterable[str], seeds: Iterable[int] = (0,)) -> Iterator[RunSpec]:
         for setting in settings:
             for variant in variants:
                 for seed in seeds:
-                    yield Wanted(setting, variant, recipe_of(setting, variant, scale), (seed,), number)
+                    yield RunSpec(setting, variant, recipe_of(setting, variant, scale), (seed,), number)
 
     yield from stage(1, mains, METHOD_ORDER)
     yield from stage(2, mains, [dim_variant(scale.dims[0], mrl=False)])
@@ -208,7 +208,7 @@ def best_others(setting: str, cells: Iterable[Cell], count: int = 2) -> list[str
     return sorted(others, key=lambda method: found[method].measured("fair") or 0.0, reverse=True)[:count]
 
 
-def _runs(what: str, scale: Scale) -> Iterator[Wanted]:
+def _runs(what: str, scale: Scale) -> Iterator[RunSpec]:
     # In the order in which they tell most: the federation that figures look into comes first.
     federations = scale.federations[::-1]
     for dataset in scale.datasets:
@@ -228,10 +228,10 @@ def _runs(what: str, scale: Scale) -> Iterator[Wanted]:
             for alpha in scale.alphas:
                 yield from _methods(f"{main}-dirichlet-{alpha}", ["fedproto", "fedmrl"], scale)
         else:
-            plain = _wanted(main, "fedmrl", scale)
+            plain = _run_spec(main, "fedmrl", scale)
             for d1 in scale.dims:
                 for mrl in (True, False) if what == "ablation" else (True,):
-                    one = _wanted(main, dim_variant(d1, mrl), scale)
+                    one = _run_spec(main, dim_variant(d1, mrl), scale)
                     # The dimension that FedMRL has anyway is not run under a second name.
                     yield plain if hash_of(one.recipe) == hash_of(plain.recipe) else one
 
@@ -251,13 +251,13 @@ def dim_variant(d1: int, mrl: bool = True) -> str:
     return f"fedmrl{'' if mrl else '-without-mrl'}-d1-{d1}"
 
 
-def _methods(setting: str, methods: Sequence[str], scale: Scale) -> Iterator[Wanted]:
+def _methods(setting: str, methods: Sequence[str], scale: Scale) -> Iterator[RunSpec]:
     for method in methods:
-        yield _wanted(setting, method, scale)
+        yield _run_spec(setting, method, scale)
 
 
-def _wanted(setting: str, variant: str, scale: Scale) -> Wanted:
-    return Wanted(setting, variant, recipe_of(setting, variant, scale), scale.seeds_of(setting, variant))
+def _run_spec(setting: str, variant: str, scale: Scale) -> RunSpec:
+    return RunSpec(setting, variant, recipe_of(setting, variant, scale), scale.seeds_of(setting, variant))
 
 
 def recipe_of(setting: str, variant: str, scale: Scale) -> Recipe:

@@ -434,7 +434,7 @@ def _runs(cells: Sequence[Cell], outcomes: Outcomes) -> Data:
     total = listed([f"{time_said(spent)} on {device}" for device, spent in seconds.items()])
     if computed := sum(row["cpu"] for row in rows):
         total += f" ({time_said(computed)} of computing, all cores together)"
-    wanted = {(one.setting, one.variant, seed) for one in outcomes.wanted("all") for seed in one.seeds}
+    wanted = {(one.setting, one.variant, seed) for one in outcomes.specs("all") for seed in one.seeds}
     beyond = sum(cell.key not in wanted for cell in cells)
     return {"machines": [list(machine) for machine in machines], "cells": rows, "time": total, "beyond": beyond}
 

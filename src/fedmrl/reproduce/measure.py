@@ -21,12 +21,12 @@ from fedmrl.federation.server import OnRound
 from fedmrl.federation.setup import schedule
 from fedmrl.federation.summary import device_name
 from fedmrl.reproduce.cells import Cell, cell_of, file_of, hash_of, read_cell, read_cells, write_cell
-from fedmrl.reproduce.experiments import PAPER, Scale, Wanted
+from fedmrl.reproduce.experiments import PAPER, RunSpec, Scale
 from fedmrl.reproduce.processes import side_by_side
 from fedmrl.results import Record
 
 _SAMPLES = {"digits": 1_797, "cifar10": 60_000, "cifar100": 60_000}  # so that an estimate needs no data
-Watch = Callable[[Wanted], AbstractContextManager[OnRound]]
+Watch = Callable[[RunSpec], AbstractContextManager[OnRound]]
 
 
 @dataclass(frozen=True)
@@ -46,32 +46,32 @@ class Measured:
     seconds_left: float
 
 
-def missing(wanted: Iterable[Wanted], folder: Path) -> list[Wanted]:
+def missing(specs: Iterable[RunSpec], folder: Path) -> list[RunSpec]:
     """What is not measured yet, each with the seeds that are still to be run. A cell of another recipe does not count."""
     left = []
-    for one in wanted:
+    for one in specs:
         there = {cell.seed for cell in measured([one], folder)}
         if seeds := tuple(seed for seed in one.seeds if seed not in there):
             left.append(replace(one, seeds=seeds))
     return left
 
 
-def measured(wanted: Iterable[Wanted], folder: Path) -> list[Cell]:
+def measured(specs: Iterable[RunSpec], folder: Path) -> list[Cell]:
     """The cells that there are already."""
-    asked = [(file_of(folder, one.setting, one.variant, seed), one.recipe) for one in wanted for seed in one.seeds]
+    asked = [(file_of(folder, one.setting, one.variant, seed), one.recipe) for one in specs for seed in one.seeds]
     found = [(read_cell(path), recipe) for path, recipe in asked if path.is_file()]
     return [cell for cell, recipe in found if cell.is_of(recipe)]
 
 
-def forget(wanted: Iterable[Wanted], folder: Path) -> None:
+def forget(specs: Iterable[RunSpec], folder: Path) -> None:
     """Delete the cells that there are, so that they are measured anew."""
-    for one in wanted:
+    for one in specs:
         for seed in one.seeds:
             file_of(folder, one.setting, one.variant, seed).unlink(missing_ok=True)
 
 
 def measure(
-    one: Wanted,
+    one: RunSpec,
     folder: Path,
     *,
     scale: Scale = PAPER,
@@ -102,7 +102,7 @@ def measure(
 
 
 def measure_all(
-    left: Sequence[Wanted],
+    left: Sequence[RunSpec],
     folder: Path,
     *,
     jobs: int,
@@ -119,7 +119,7 @@ def measure_all(
     how many run at the same time as seen from outside, if these are some of many.
     """
 
-    def alone(one: Wanted) -> list[Cell]:
+    def alone(one: RunSpec) -> list[Cell]:
         stopping = _stopping(watch, until)
         return measure(one, folder, scale=scale, device=device, engine=engine, watch=stopping, at_once=at_once)
 
@@ -136,7 +136,7 @@ def measure_all(
         yield Measured(one.label, said, rest)
 
 
-def _work(one: Wanted) -> float:
+def _work(one: RunSpec) -> float:
     return samples_of(one) * len(one.seeds)
 
 
@@ -145,7 +145,7 @@ def _said(cells: Iterable[Cell]) -> str:
     return ", ".join("diverged" if accuracy is None else f"{accuracy:.1%}" for accuracy in found)
 
 
-def _in_turn(left: Sequence[Wanted], until: float, run: Callable[[Wanted], list[Cell]]) -> Iterator[tuple[Wanted, str]]:
+def _in_turn(left: Sequence[RunSpec], until: float, run: Callable[[RunSpec], list[Cell]]) -> Iterator[tuple[RunSpec, str]]:
     for one in left:
         if time.monotonic() >= until:
             return
@@ -161,7 +161,7 @@ def _stopping(watch: Watch | None, until: float) -> Watch:
     """The same, and when the time is up a run is stopped after a whole round."""
 
     @contextmanager
-    def watching(one: Wanted) -> Iterator[OnRound]:
+    def watching(one: RunSpec) -> Iterator[OnRound]:
         with watch(one) if watch else nullcontext() as heard:
 
             def on_round(record: Record) -> None:
@@ -176,8 +176,8 @@ def _stopping(watch: Watch | None, until: float) -> Watch:
 
 
 def _in_processes(
-    left: Sequence[Wanted], folder: Path, jobs: int, until: float, options: Sequence[str]
-) -> Iterator[tuple[Wanted, str]]:
+    left: Sequence[RunSpec], folder: Path, jobs: int, until: float, options: Sequence[str]
+) -> Iterator[tuple[RunSpec, str]]:
     named = {one.label: one for one in left}
     commands = {
         name: ["reproduce", one.name, "--seeds", ",".join(map(str, one.seeds)), "--no-report", *options]
@@ -192,7 +192,7 @@ def _in_processes(
             yield one, _said(cells) if cells else f"failed ({ended.said})"
 
 
-def _running(one: Wanted, seed: int, folder: Path) -> Path:
+def _running(one: RunSpec, seed: int, folder: Path) -> Path:
     """Where a run lies until it is over. One that would give other numbers cannot go on, and is deleted."""
     name = f"{one.variant}-seed-{seed}"
     own = folder / "running" / one.setting / f"{name}-{hash_of(one.recipe)}"
@@ -218,7 +218,7 @@ class Clock:
         self._cells = [cell for cell in read_cells(folder) if cell.device == self.device and cell.status == "finished"]
         self._timed: dict[str, _Pace] = {}
 
-    def estimate(self, one: Wanted) -> Estimate:
+    def estimate(self, one: RunSpec) -> Estimate:
         """Of all its seeds. Cells of as many seeds as one count before others: the more of them, the faster each."""
         same_cell = [cell for cell in self._cells if (cell.setting, cell.variant) == (one.setting, one.variant)]
         same_method = [cell for cell in self._cells if cell.method == one.recipe.method.name]
@@ -234,7 +234,7 @@ class Clock:
         """Seconds of a run that are not in its rounds."""
         return float(np.median([max(0.0, cell.wall_seconds - sum(cell.seconds.values())) for cell in self._cells]))
 
-    def _pace(self, one: Wanted) -> "_Pace":
+    def _pace(self, one: RunSpec) -> "_Pace":
         """Of the method, by a round of an epoch of whichever of its runs is asked about first."""
         from fedmrl.bench import measure as timed
 
@@ -275,7 +275,7 @@ class _Pace:
             seconds["evaluate"] / (clients * test),
         )
 
-    def seconds(self, one: Wanted) -> float:
+    def seconds(self, one: RunSpec) -> float:
         """Of all the seeds of a run."""
         recipe, who = one.recipe, schedule(one.recipe)
         _, test = _samples_a_client(recipe)
@@ -291,7 +291,7 @@ def _samples_a_client(recipe: Recipe) -> tuple[float, float]:
     return each * (1 - recipe.partition.test_share), each * recipe.partition.test_share
 
 
-def samples_of(one: Wanted) -> float:
+def samples_of(one: RunSpec) -> float:
     """How many samples one seed trains on, from first round to last."""
     return sum(map(len, schedule(one.recipe))) * one.recipe.training.epochs * _samples_a_client(one.recipe)[0]
 

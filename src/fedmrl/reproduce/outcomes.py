@@ -11,7 +11,7 @@ import numpy as np
 from fedmrl.methods import METHODS
 from fedmrl.report.tables import seeds_said
 from fedmrl.reproduce.cells import Cell, by_variant
-from fedmrl.reproduce.experiments import EXPERIMENTS, METHOD_ORDER, Scale, Wanted, dim_variant, printed, wanted
+from fedmrl.reproduce.experiments import EXPERIMENTS, METHOD_ORDER, RunSpec, Scale, dim_variant, printed, run_specs
 from fedmrl.results import PROTOCOLS, Protocol
 
 T = TypeVar("T")
@@ -227,23 +227,23 @@ class Outcomes:
 
     def __init__(self, cells: Sequence[Cell], scale: Scale) -> None:
         self.scale = scale
-        self._wanted = {what: wanted(what, scale, cells) for what in (*EXPERIMENTS, "all")}
-        recipes = {(one.setting, one.variant): one.recipe for one in self.wanted("all")}
+        self._specs = {what: run_specs(what, scale, cells) for what in (*EXPERIMENTS, "all")}
+        recipes = {(one.setting, one.variant): one.recipe for one in self.specs("all")}
         kept = [cell for cell in cells if (today := recipes.get(cell.key[:2])) is None or cell.is_of(today)]
         self.left_out = {cell.key for cell in cells} - {cell.key for cell in kept}
         self._cells = {
             key: Outcome(tuple(sorted(found, key=lambda cell: cell.seed))) for key, found in by_variant(kept).items()
         }
 
-    def wanted(self, what: str) -> list[Wanted]:
+    def specs(self, what: str) -> list[RunSpec]:
         """The runs of an experiment, or of all of them."""
-        return self._wanted[what]
+        return self._specs[what]
 
     def runs(self, what: str) -> list[Cell | None]:
         """A cell for each run of an experiment; None where it is not measured."""
         return [
             next((cell for cell in self.of(one.setting, one.variant).cells if cell.seed == seed), None)
-            for one in self.wanted(what)
+            for one in self.specs(what)
             for seed in one.seeds
         ]
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 
 from fedmrl.reproduce.cells import Cell, read_cells
-from fedmrl.reproduce.experiments import Wanted
+from fedmrl.reproduce.experiments import RunSpec
 from fedmrl.results import PROTOCOLS, Protocol
 
-COLUMNS = ("cell", "seed", "protocol", "stored", "again", "difference", "spread over seeds")
+REPEATABILITY_COLUMNS = ("cell", "seed", "protocol", "stored", "again", "difference", "spread over seeds")
 
 
 def folder_of(folder: Path) -> Path:
@@ -17,22 +17,22 @@ def folder_of(folder: Path) -> Path:
     return folder / "again"
 
 
-def repeated(wanted: Iterable[Wanted], folder: Path) -> Iterator[tuple[str, ...]]:
+def repeated(specs: Iterable[RunSpec], folder: Path) -> Iterator[tuple[str, ...]]:
     """A row for each seed and protocol, in percent; the spread is that of the stored seeds."""
     stored, new = read_cells(folder), read_cells(folder_of(folder))
-    for one in wanted:
+    for one in specs:
         before, now = (_of(one, cells) for cells in (stored, new))
         for seed in one.seeds:
             if seed in now:
                 yield from (_row(one, seed, protocol, before, now) for protocol in PROTOCOLS)
 
 
-def _of(one: Wanted, cells: Iterable[Cell]) -> dict[int, Cell]:
+def _of(one: RunSpec, cells: Iterable[Cell]) -> dict[int, Cell]:
     same = (one.setting, one.variant)
     return {cell.seed: cell for cell in cells if (cell.setting, cell.variant) == same and cell.is_of(one.recipe)}
 
 
-def _row(one: Wanted, seed: int, protocol: Protocol, before: dict[int, Cell], now: dict[int, Cell]) -> tuple[str, ...]:
+def _row(one: RunSpec, seed: int, protocol: Protocol, before: dict[int, Cell], now: dict[int, Cell]) -> tuple[str, ...]:
     old = before[seed].measured(protocol) if seed in before else None
     new = now[seed].measured(protocol)
     difference = "–" if old is None or new is None else f"{100 * (new - old):+.2f}"

@@ -4,16 +4,16 @@ import pytest
 from synthetic import OLD, cell, diverged
 from tiny import tiny_recipe
 
-from fedmrl.reproduce.again import folder_of, repeated
 from fedmrl.reproduce.cells import without_seed, write_cell
-from fedmrl.reproduce.experiments import Wanted
+from fedmrl.reproduce.experiments import RunSpec
+from fedmrl.reproduce.repeatability import folder_of, repeated
 
 RECIPE = tiny_recipe("fedmrl")
 SAME = {"recipe": without_seed(RECIPE)}
 
 
 def rows(folder, seeds=(1,)):
-    return list(repeated([Wanted("cifar10-n100", "fedmrl", RECIPE, seeds)], folder))
+    return list(repeated([RunSpec("cifar10-n100", "fedmrl", RECIPE, seeds)], folder))
 
 
 @pytest.fixture
