@@ -19,6 +19,7 @@ from fedmrl.reproduce.experiments import (
     find,
     printed,
     recipe_of,
+    run_specs,
 )
 from fedmrl.reproduce.outcomes import Outcomes
 
