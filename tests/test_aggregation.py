@@ -105,3 +105,36 @@ def test_a_rule_changes_what_a_federation_learns(method):
     again = run(tiny_recipe(method, **settings, aggregation__rule="mean"))
     median = run(tiny_recipe(method, **settings, aggregation__rule="median"))
     assert mean.states_sha256 == again.states_sha256 != median.states_sha256
+
+
+class Bad(Mean):
+    """Gives what `made` says."""
+
+    name = "bad"
+    made: object = None
+
+    def combine(self, contents, weights):
+        return self.made(contents[0]) if callable(self.made) else self.made
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        ({}, "gives other names, shapes or types than clients send"),
+        (lambda content: {name: tensor[:1] for name, tensor in content.items()}, "gives other names, shapes or types"),
+        (
+            lambda content: {name: tensor.float().half() for name, tensor in content.items()},
+            "gives other names, shapes or types",
+        ),
+        (None, "aggregation.rule 'bad' fails"),
+        (lambda content: 1 / 0, r"aggregation.rule 'bad' fails \(ZeroDivisionError: division by zero\)"),
+    ],
+)
+def test_what_a_users_rule_makes_must_be_of_the_form_of_what_came(made, says):
+    with pytest.raises(UserError, match=says):
+        FedMRL().aggregate({}, [Upload(0, 1, FIVE[0]), Upload(1, 1, FIVE[1])], Round(0, 1), Bad(made=made))
+
+
+def test_krum_asks_for_enough_clients_in_each_round():
+    with pytest.raises(UserError, match="krum needs at least 5 clients"):
+        FedMRL().aggregate({}, [Upload(client, 1, FIVE[client]) for client in range(4)], Round(0, 1), Krum())

@@ -4,9 +4,11 @@ import sys
 from importlib.metadata import EntryPoint
 
 import pytest
+from tiny import tiny_recipe
 
 import fedmrl
 from fedmrl import UserError, load_recipe, registry
+from fedmrl.config import settings_of
 from fedmrl.methods import METHODS, Method
 from fedmrl.registry import Registry, import_all
 
@@ -124,3 +126,25 @@ def test_a_registry_is_a_mapping():
     things: Registry[int] = Registry("thing", "fedmrl.things")
     things.add("one", 1, "fedmrl.x")
     assert dict(things) == {"one": 1} and len(things) == 1 and "two" not in things and things.get("two") is None
+
+
+def test_whoever_reads_a_folder_loads_no_package(monkeypatch, tmp_path):
+    def announced(group, name=None):
+        assert name is None, "a package is looked for, to be loaded"
+        return []
+
+    fedmrl.run(tiny_recipe("standalone"), out=tmp_path / "one")
+    config = tmp_path / "one" / "config.toml"
+    monkeypatch.setattr(registry, "entry_points", announced)
+    assert settings_of(config.read_text().replace('"standalone"', '"evil"'))["method.name"] == "evil"
+
+
+def test_a_package_that_registers_nothing_or_ends_the_program_is_named(monkeypatch, tmp_path):
+    (tmp_path / "ends.py").write_text("import sys\nsys.exit(0)")
+    (tmp_path / "nothing.py").write_text("Thing = 3")
+    monkeypatch.syspath_prepend(tmp_path)
+    for module, says in (("ends", "SystemExit: 0"), ("nothing:Thing", "announces a method 'mine' and registers none")):
+        point = EntryPoint("mine", module, "fedmrl.methods")
+        monkeypatch.setattr(registry, "entry_points", lambda group, name=None, point=point: [point] if name == "mine" else [])
+        with pytest.raises(UserError, match=says):
+            load_recipe("quickstart", {"method.name": "mine"})

@@ -30,6 +30,7 @@ _MODULES = {
     "models": ("Model", "OwnModel", "Split", "split"),
     "results": ("DivergedRun", "RunResult"),
 }  # fmt: skip
+_SUBMODULES = ("aggregation", "data", "engines", "methods", "models")
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
@@ -69,6 +70,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """A public name is loaded when it is first used, so that `import fedmrl` alone loads no torch."""
+    if name in _SUBMODULES:
+        return import_module(f"fedmrl.{name}")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'fedmrl' has no attribute {name!r}")
     return getattr(import_module(f"fedmrl.{_MODULE_OF[name]}"), name)

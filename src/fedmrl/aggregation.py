@@ -12,16 +12,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedmrl.errors import UserError
+from fedmrl.errors import CODE_FAILS, UserError, cause
 from fedmrl.messages import Tensors
 from fedmrl.registry import Registry
-from fedmrl.table import Table
+from fedmrl.table import Named
 
 
-class Aggregation(Table, ABC):
+class Aggregation(Named, ABC):
     """A rule by which the server combines clients' weights; what it can be set to are its fields."""
 
-    name: ClassVar[str]
     summary: ClassVar[str]
 
     @abstractmethod
@@ -29,7 +28,7 @@ class Aggregation(Table, ABC):
         """One set of weights of several equally named ones, in the order of clients; `weights` say how much each counts."""
 
     def check(self, clients: int) -> None:
-        """Refuses, in a sentence, a number of clients a round that the rule cannot work with."""
+        """Refuses, in a sentence, a number of clients that the rule cannot work with; asked at the start, and in each round."""
 
 
 RULES: Registry[type[Aggregation]] = Registry("aggregation rule", "fedmrl.aggregation")
@@ -106,6 +105,21 @@ for _rule in (Mean, Median, TrimmedMean, Krum):
     RULES.add(_rule.name, _rule, module=__name__)
 
 MEAN = Mean()
+
+
+def combine(rule: Aggregation, contents: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> Tensors:
+    """What a rule makes of several clients' weights; refused unless it is of the form of each of them."""
+    try:
+        rule.check(len(contents))
+        combined = rule.combine(contents, weights)
+        form = {name: (tensor.shape, tensor.dtype) for name, tensor in contents[0].items()}
+        if {name: (tensor.shape, tensor.dtype) for name, tensor in combined.items()} != form:
+            raise UserError(f"aggregation.rule {rule.name!r} gives other names, shapes or types than clients send; mend it")
+    except (UserError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except CODE_FAILS as error:
+        raise UserError(f"aggregation.rule {rule.name!r} fails ({cause(error)}); mend it") from error
+    return combined
 
 
 def weighted_mean(contents: Iterable[Mapping[str, Tensor]], weights: Iterable[float]) -> Tensors:

@@ -11,17 +11,17 @@ import torch
 
 from fedmrl.config import Recipe, Settings, load_named, settings_of
 from fedmrl.data import Dataset, sources
-from fedmrl.data.sources import source_of
 from fedmrl.engines import EngineChoice, check_engine
 from fedmrl.errors import UserError
 from fedmrl.federation.folder import refuse_used
-from fedmrl.federation.launch import OnNotice, run_seeds
+from fedmrl.federation.launch import OnNotice, check_types, run_seeds, with_data
 from fedmrl.federation.server import OnRound
 from fedmrl.federation.setup import prepare
 from fedmrl.federation.store import check_store
 from fedmrl.files import write_whole
 from fedmrl.methods import METHODS, Method
 from fedmrl.models import ModelSpec
+from fedmrl.registry import is_name
 from fedmrl.report.figures import accuracy_figure
 from fedmrl.report.looks import Shown, looks_of
 from fedmrl.report.page import page
@@ -80,7 +80,7 @@ class Comparison:
 
     def report(self, path: str | Path) -> Path:
         """Write the page of these runs: one HTML file that needs nothing but a browser."""
-        target = Path(path)
+        target = Path(str(path))
         if target.suffix not in (".html", ".htm") or not target.parent.is_dir():
             raise UserError(f"path is {str(path)!r}; name an .html file in a folder that there is")
         if not self.results:
@@ -99,17 +99,19 @@ class Comparison:
 
     def figure(self, path: str | Path) -> Path:
         """Write the accuracy over the rounds as a figure, by its suffix: .png, .svg or .pdf."""
+        target = Path(str(path))
+        if target.suffix not in (".png", ".svg", ".pdf"):
+            raise UserError(f"path is {str(path)!r}; name a .png, .svg or .pdf file")
         recipe = next(iter(self.recipes.values()))
         share = recipe.participation if isinstance(recipe.participation, str) else f"{recipe.participation:.0%} a round"
         subtitle = f"{recipe.data.title}, {recipe.clients} clients, {share}, {_seeds_said(self.seeds)}"
-        titles = self.titles
         # A method that diverged with any seed has a dash in the table, and so no line in the figure.
-        curves = {titles[name]: [run.curve("fair") for run in finished(runs)] for name, runs in self.outcomes.items()}
-        methods = {name: self.recipes[name].method for name in self.outcomes}
-        looks = looks_of([Shown(method.name, titles[name], method.colour) for name, method in methods.items()])
+        series = make_series(run for runs in self.outcomes.values() for run in finished(runs))
+        curves = {one.name: [run.curve("fair") for run in one.runs] for one in series}
+        looks = looks_of([Shown(one.first.method, one.name, one.first.colour) for one in series])
         by_title = dict(zip(curves, looks, strict=True))
-        accuracy_figure(curves, by_title, f"Who gains from federating: {self.title}", subtitle, Path(path))
-        return Path(path)
+        accuracy_figure(curves, by_title, f"Who gains from federating: {self.title}", subtitle, target)
+        return target
 
 
 def compare(
@@ -142,7 +144,11 @@ def compare(
     (['finished'], ['FedMRL', 'Standalone'])
     """
     name, recipes = _recipes(recipe, methods, settings)
+    check_types([next(iter(recipes.values())).seed] if seeds is None else seeds, models, data, {"on_notice": on_notice})
     seeds = list(seeds) if seeds is not None else [next(iter(recipes.values())).seed]
+    if not seeds or (out is not None and (not isinstance(out, str | Path) or not str(out))):
+        what = "seeds is empty; name at least one" if not seeds else f"out is {out!r}; it must be the name of a folder, or None"
+        raise UserError(what)
     folder = None if out is None else Path(out)
     if resume and folder is None:
         raise UserError("resume needs to know which comparison: name its folder as out")
@@ -155,7 +161,7 @@ def compare(
     check_engine(engine)
     check_store(store)
     if data is not None:
-        recipes = {name: one.model_copy(update={"data": source_of(data)}) for name, one in recipes.items()}
+        recipes = {name: with_data(one, data) for name, one in recipes.items()}
     data = data or _shared_data(recipes)
     for one in recipes.values():  # what cannot be run is refused before any of it is run
         for seed in seeds:
@@ -207,6 +213,8 @@ def _recipes(
         if not isinstance(one, str | Method):
             raise UserError(f"methods has {one!r}; give names, or methods as fedmrl.FedMRL(d1=100)")
         made = setting.with_method(one)
+        if given is not None and not is_name(given):
+            raise UserError(f"methods names {given!r}; use small letters, digits and hyphens, as folders are named so")
         recipes[_free(given or made.method.name, recipes)] = made
     if not recipes:
         raise UserError("methods is empty; name at least one")

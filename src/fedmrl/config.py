@@ -31,10 +31,10 @@ from fedmrl.errors import UserError, cause
 from fedmrl.files import user_path
 from fedmrl.methods import Method
 from fedmrl.methods.fedmrl import FedMRL
-from fedmrl.models import CNN, CNNS, MLP, MODELS, Model
+from fedmrl.models import CNN, CNNS, MLP, MODELS, Model, is_own
 from fedmrl.plugins import NAMED, named_by, origins
 from fedmrl.recipes import FOLDER, known_recipes
-from fedmrl.registry import import_all, is_file
+from fedmrl.registry import import_all, is_file, loading_nothing
 from fedmrl.schema import checked, first_problem, parsed, read_text
 from fedmrl.table import Table
 from fedmrl.training import Training
@@ -74,10 +74,10 @@ def _named_model(given: Any) -> Any:
 def _how_given(model: Any) -> str:
     if isinstance(model, str):
         return "name"
-    if isinstance(model, MLP) or (isinstance(model, Mapping) and "hidden" in model and "name" not in model):
-        return "mlp"
-    is_named = (isinstance(model, Mapping) and "name" in model) or (isinstance(model, Model) and not isinstance(model, CNN))
-    return "named" if is_named else "cnn"
+    if isinstance(model, Mapping):
+        return "named" if "name" in model else "mlp" if "hidden" in model else "cnn"
+    # A user's model may be derived from one of these.
+    return "mlp" if type(model) is MLP else "named" if isinstance(model, Model) and type(model) is not CNN else "cnn"
 
 
 # Told apart by a key, not by which of them fits: so a mistake in one is not answered with what another lacks.
@@ -132,13 +132,12 @@ class ModelsTable(Table):
 
     @property
     def shared(self) -> Model | None:
-        """The model that all clients share; None: one that is chosen by the size of their own."""
+        """The model that all clients share; None: it is chosen when the data's shape and the clients' models are known."""
         if self.small != "auto":
             return _model(self.small)
-        can_be_shared = [model for model in self.kinds if type(model).with_dim is not Model.with_dim]
-        if self.own is not None or not can_be_shared:
+        if self.own is not None or any(is_own(model) for model in self.kinds):
             return None
-        return min(can_be_shared, key=lambda model: model.parameters((3, 32, 32), 10))
+        return min(self.kinds, key=lambda model: model.parameters((3, 32, 32), 10))
 
 
 class EvaluationTable(Table):
@@ -280,7 +279,7 @@ def load_named(
         plain, name, source, came_from = recipe.tables(), recipe.data.title, "settings", {}
     elif isinstance(recipe, str | Path):
         path, name = _find(recipe)
-        plain, source, came_from = _whole(path, on_notice), str(recipe), _read_origins(path.parent)
+        plain, source, came_from = _whole(path, on_notice), str(recipe), read_origins(path.parent)
     else:
         raise UserError(f"recipe is {recipe!r}; give the name of a recipe, a TOML file, a run's folder or a fedmrl.Recipe")
     imports = [*imports, *_taken_imports(changes)]
@@ -289,31 +288,44 @@ def load_named(
         import_all(given, on_notice)
         plain["imports"] = list(dict.fromkeys([*plain.get("imports", []), *given]))
     if isinstance(method, Method):
-        plain["method"] = method
+        plain["method"], changes = _with_fields(method, changes)
     elif method is not None:
         changes = [("method.name", method), *((key, value) for key, value in changes if key != "method.name")]
     try:
         found = parse_recipe(_changed(plain, changes), source)
     except UserError as error:
-        hints = [f"{key} came from {origin}" for key, origin in came_from.items()]
-        raise UserError(f"{error}; of that run, {' and '.join(hints)}" if hints else str(error)) from error
-    if not isinstance(recipe, Recipe):
-        _check_origins(found, came_from, method)
+        hints = [f"{key} came from {origin}" for key, origin in came_from.items() if key.split()[0] in str(error)]
+        raise UserError(f"{error}; in that run {' and '.join(hints)}" if hints else str(error)) from error
+    changed = {key for key, _ in changes} | ({"method.name"} if method is not None else set())
+    _check_origins(found, came_from, changed)
     return NamedRecipe(name, found)
 
 
-def _read_origins(folder: Path) -> dict[str, str]:
+def read_origins(folder: Path) -> dict[str, str]:
     """Where the run in a folder had each thing from that is not fedmrl's own, by its key."""
     path = folder / "origins.json"
     return checked(path, dict[str, str], parsed(path, read_text(path))) if path.is_file() else {}
 
 
-def _check_origins(recipe: Recipe, came_from: Mapping[str, str], method: str | Method | None) -> None:
-    """Refuse to take fedmrl's own for what a run had from elsewhere."""
+def _check_origins(recipe: Recipe, came_from: Mapping[str, str], changed: Iterable[str]) -> None:
+    """Refuse to take fedmrl's own for what a run had from elsewhere; keys that were changed may name something else."""
     today = recipe.origins
+    tables = {key.partition(".")[0] for key in changed if key.startswith("models.")}
     for key, origin in came_from.items():
-        if key not in today and not (key == "method.name" and method is not None):
+        if key not in today and key not in changed and key.split()[0] not in tables:
             raise UserError(f"{key} of that run came from {origin}, and is another thing here; run it from there")
+
+
+def _with_fields(method: Method, changes: Sequence[tuple[str, Any]]) -> tuple[Method, list[tuple[str, Any]]]:
+    """A method as an object with the fields that changes set, and the other changes. It may be registered nowhere."""
+    fields = {key.removeprefix("method."): value for key, value in changes if key.startswith("method.")}
+    rest = [(key, value) for key, value in changes if not key.startswith("method.")]
+    if "name" in fields:
+        raise UserError(f"method is given as an object, and settings name {fields['name']!r}; leave one of them out")
+    try:
+        return type(method).model_validate({**method.model_dump(), **fields}), rest
+    except ValidationError as error:
+        raise UserError(_sentence(error, fields, "settings", {"method": type(method)}, prefix="method.")) from error
 
 
 def _changed(plain: dict[str, Any], changes: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -507,7 +519,7 @@ def _parse_named(table: str, given: Any, source: str) -> Any:
 def settings_of(config: str) -> dict[str, Any]:
     """Every key of a recipe by its path; one that the version which wrote it did not know yet has its default."""
     plain = tomllib.loads(config)
-    with suppress(UserError):  # a version that knows other keys: they are taken as they stand
+    with suppress(UserError), loading_nothing():  # a version that knows other keys: they are taken as they stand
         plain = tomllib.loads(parse_recipe(plain, "config.toml").to_toml())
     return _flat(plain)
 

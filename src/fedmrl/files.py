@@ -48,9 +48,14 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def sha256_of_bytes(content: bytes) -> str:
+    """The SHA-256 of bytes."""
+    return hashlib.sha256(content).hexdigest()
+
+
 def sha256_of_text(text: str) -> str:
     """A text's SHA-256."""
-    return hashlib.sha256(text.encode()).hexdigest()
+    return sha256_of_bytes(text.encode())
 
 
 def check_sha256(path: Path, found: str, written: str) -> None:

@@ -8,9 +8,12 @@ from fedmrl.aggregation import MEAN, RULES, Aggregation
 from fedmrl.data import SOURCES, DataSource, Digits
 from fedmrl.errors import UserError
 from fedmrl.methods import METHODS, FedMRL, Method
-from fedmrl.models import MODELS, Model
+from fedmrl.models import MODELS, Model, is_own
 from fedmrl.registry import Registry, origin_of
 from fedmrl.table import Table
+
+UNREGISTERED = "Python, unregistered"
+"""How the origin of something begins that no recipe's file can name."""
 
 C = TypeVar("C", bound=type[Method | DataSource | Model | Aggregation])
 
@@ -71,9 +74,12 @@ def origins(chosen: Mapping[str, Table], models: Iterable[Model]) -> dict[str, s
         registry, key, _ = NAMED[table]
         name = named_by(thing)
         found[f"{table}.{key}"] = registry.origin(name) if is_registered(table, thing) else _from_python(type(thing))
-    found |= {f"models {model.name}": MODELS.origin(model.name) for model in models}
+    for model in models:
+        if is_own(model):
+            registered = MODELS.get(model.name) is type(model)
+            found[f"models {model.name}"] = MODELS.origin(model.name) if registered else _from_python(type(model))
     return {key: origin for key, origin in found.items() if origin}
 
 
 def _from_python(kind: type) -> str:
-    return f"Python, unregistered ({origin_of(kind.__module__) or kind.__module__})"
+    return f"{UNREGISTERED} ({origin_of(kind.__module__) or kind.__module__})"

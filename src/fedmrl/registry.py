@@ -10,18 +10,42 @@ import importlib.util
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
-from fedmrl.errors import UserError, cause
+from fedmrl.errors import CODE_FAILS, UserError, cause
 from fedmrl.files import sha256_of, user_path
 
 T = TypeVar("T")
 
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+
+
+def is_name(name: Any) -> bool:
+    """Whether something can be registered, and a folder made, under this name.
+
+    >>> is_name("my-method"), is_name("../x")
+    (True, False)
+    """
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None
+
+
+_closed: ContextVar[bool] = ContextVar("closed", default=False)
+
+
+@contextmanager
+def loading_nothing() -> Iterator[None]:
+    """Inside, no package is loaded because something names what it announces: whoever reads a folder executes nothing."""
+    token = _closed.set(True)
+    try:
+        yield
+    finally:
+        _closed.reset(token)
 
 
 @dataclass(frozen=True)
@@ -53,10 +77,9 @@ class Registry(Mapping[str, T]):
 
         One that is not `listed` is not offered to choose from.
         """
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise UserError(
-                f"a {self.kind} cannot be named {name!r}; use small letters and digits, joined by hyphens, as in my-own"
-            )
+        if not is_name(name):
+            article = "an" if self.kind[0] in "aeiou" else "a"
+            raise UserError(f"{article} {self.kind} cannot be named {name!r}; use small letters, digits and hyphens")
         origin = origin_of(module)
         known = self._entries.get(name)
         if known and known.origin != origin:
@@ -65,7 +88,7 @@ class Registry(Mapping[str, T]):
         self._entries[name] = _Entry(thing, origin, listed)
 
     def __getitem__(self, name: str) -> T:
-        if name not in self._entries:
+        if name not in self._entries and not _closed.get():
             self._load_entry_point(name)
         return self._entries[name].thing
 
@@ -103,10 +126,12 @@ class Registry(Mapping[str, T]):
         for point in entry_points(group=self.group, name=name):
             try:
                 point.load()
-            except Exception as error:
+            except CODE_FAILS as error:
                 raise UserError(
                     f"the {self.kind} {name!r} of {_package(point)} cannot be loaded ({cause(error)}); mend it"
                 ) from error
+            if name not in self._entries:
+                raise UserError(f"{_package(point)} announces a {self.kind} {name!r} and registers none of that name; mend it")
 
 
 def _package(point: Any) -> str:
@@ -176,7 +201,7 @@ def _executed(source: str, execute: Callable[[], ModuleType | None]) -> None:
         raise
     except ModuleNotFoundError as error:
         raise UserError(f"{source} cannot be imported (there is no module {error.name}); install it") from error
-    except (Exception, SystemExit) as error:
+    except CODE_FAILS as error:
         line = _line_of(error, source)
         raise UserError(f"{source} cannot be imported ({cause(error)}{line}); mend it") from error
 

@@ -1,6 +1,6 @@
 """What every table of a recipe is: unknown keys are refused, and values do not change once set."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
@@ -25,3 +25,15 @@ class Table(BaseModel):
     def path_fields(cls) -> list[str]:
         """The fields that hold a file or folder."""
         return [name for name, field in cls.model_fields.items() if IS_PATH in field.metadata]
+
+
+class Named(Table):
+    """A table whose kind has a name, by which recipes choose it."""
+
+    name: ClassVar[str]
+    """What recipes call it; a class that does not say has its own name in small letters."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        # What is derived from another is not that other: a run's folder would name the wrong one.
+        cls.name = cls.__dict__.get("name", cls.__name__.lower())

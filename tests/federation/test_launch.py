@@ -1,6 +1,8 @@
 """What is given from Python is what is trained on, a folder says so, and nothing else is taken in its place."""
 
 import dataclasses
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from tiny import data_file, tiny_recipe
 import fedmrl
 from fedmrl import Dataset, UserError, load_recipe
 from fedmrl.data import Given, sources
+from fedmrl.models import MLP, MODELS
 
 
 def own_data(shift=0):
@@ -101,3 +104,134 @@ def test_a_method_with_the_name_of_another_is_not_replaced_by_it_on_a_rerun(tmp_
         UserError, match=r"method.name of that run came from Python, unregistered .*, and is another thing here"
     ):
         fedmrl.run(tmp_path / "one")
+
+
+def stop(record):
+    raise KeyboardInterrupt
+
+
+def test_a_run_does_not_go_on_with_another_method_of_the_same_name(tmp_path):
+    with pytest.raises(fedmrl.InterruptedRun):
+        fedmrl.run(tiny_recipe("fedmrl"), method=Impostor(d1=3), out=tmp_path / "one", on_round=stop)
+    with pytest.raises(UserError, match=r"method.name came from Python, unregistered .*, and comes from fedmrl itself now"):
+        fedmrl.run(tiny_recipe("fedmrl"), out=tmp_path / "one", resume=True)
+    (tmp_path / "one" / "origins.json").write_text("{}")
+    with pytest.raises(UserError, match=r"origins.json is damaged or was changed"):
+        fedmrl.run(tiny_recipe("fedmrl"), out=tmp_path / "one", resume=True)
+
+
+def test_a_changed_dataset_is_not_what_it_was_read_from(tmp_path):
+    read = sources.load(RECIPE.data)
+    changed = dataclasses.replace(read, x=read.x + np.uint8(1), name="brighter")
+    assert changed.source is None
+    fedmrl.run(RECIPE, data=changed, out=tmp_path / "one")
+    assert isinstance(load_recipe(tmp_path / "one").data, Given)
+
+
+def test_a_rerun_takes_no_other_data(tmp_path):
+    fedmrl.run(DIGITS, data=own_data(), out=tmp_path / "one")
+    with pytest.raises(UserError, match=r"data is not what this recipe was run on \(my hospital, SHA-256 \w{12}…\)"):
+        fedmrl.run(tmp_path / "one", data=own_data(1))
+
+
+@fedmrl.register
+class Deep(MLP):
+    """A registered model that is derived from one of fedmrl's."""
+
+    name = "deep"
+
+
+class Unknown(MLP):
+    """Not registered, under a name that is."""
+
+    name = "cnn-5"
+
+
+def test_a_model_that_is_derived_from_another_keeps_its_name(tmp_path):
+    MODELS.add("deep", Deep, module=__name__)
+    recipe = tiny_recipe("standalone", models__local=[{"name": "deep", "hidden": [6]}])
+    result = fedmrl.run(recipe, out=tmp_path / "one")
+    assert load_recipe(tmp_path / "one").models.local == [Deep(hidden=(6,))]
+    assert fedmrl.run(tmp_path / "one").states_sha256 == result.states_sha256
+
+
+def test_a_model_that_no_recipe_can_name_is_not_replaced_by_one_of_its_name(tmp_path):
+    said = []
+    local = RECIPE.models.model_copy(update={"local": [Unknown(hidden=(6,))]})
+    fedmrl.run(RECIPE.model_copy(update={"models": local}), out=tmp_path / "one", on_notice=said.append)
+    assert "the model 'cnn-5' was given from Python and is not registered: a rerun needs it again" in said
+    with pytest.raises(UserError, match="came from Python, unregistered"):
+        fedmrl.run(tmp_path / "one")
+
+
+def test_what_settings_change_may_come_from_elsewhere(tmp_path):
+    fedmrl.run(RECIPE, method=Mine(), out=tmp_path / "one")
+    assert fedmrl.run(tmp_path / "one", settings={"method.name": "standalone"}).title == "Standalone"
+
+
+def test_settings_change_a_method_that_is_given_as_an_object():
+    recipe = fedmrl.run(tiny_recipe("fedmrl"), method=Impostor(d1=3), settings={"method.d1": 2, "rounds": 1})
+    assert "d1 = 2" in recipe.config
+    with pytest.raises(UserError, match="method is given as an object, and settings name 'fd'"):
+        fedmrl.run(tiny_recipe("fedmrl"), method=Impostor(d1=3), settings={"method.name": "fd"})
+
+
+@pytest.mark.parametrize("name", ["config.toml", "split.json", "rounds.jsonl", "inputs.json"])
+def test_a_finished_run_is_read_only_as_it_was_written(tmp_path, name):
+    fedmrl.run(RECIPE, out=tmp_path / "one")
+    path = tmp_path / "one" / name
+    path.write_text(path.read_text().replace("3", "4", 1))
+    with pytest.raises(UserError, match=r"damaged or|changed since|another recipe|differs from the split"):
+        fedmrl.run(RECIPE, out=tmp_path / "one", resume=True)
+    with pytest.raises(UserError, match=f"{name} is damaged or was changed"):
+        fedmrl.RunResult.read(tmp_path / "one")
+
+
+@pytest.mark.parametrize("engine", [lambda *settings: "no", fedmrl.engines.Batched, print, fedmrl.engines.Engine])
+def test_what_makes_no_engine_is_refused_before_anything_is_written(tmp_path, engine):
+    with pytest.raises(UserError, match=r"^engine is"):
+        fedmrl.run(RECIPE, engine=engine, out=tmp_path / "one")
+    assert not (tmp_path / "one").exists()
+
+
+def test_an_engine_is_run_in_a_way_that_there_is():
+    with pytest.raises(UserError, match="way is 'fast'; choose eager, captured, compiled"):
+        fedmrl.engines.Batched(way="fast")
+
+
+def test_submodules_are_there_once_fedmrl_is_imported():
+    program = "import fedmrl; print(fedmrl.engines.Batched(), fedmrl.data.Dataset.__name__)"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout.startswith(b"Batched(")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"seeds": []}, "seeds is empty"),
+        ({"seeds": "01"}, "give whole numbers from 0"),
+        ({"out": 3}, "out is 3; it must be the name of a folder"),
+        ({"data": "x"}, "data is a str"),
+        ({"models": 3}, "client 0's is a int"),
+        ({"methods": {"../x": fedmrl.FD()}}, r"methods names '../x'; use small letters"),
+    ],
+)
+def test_a_comparison_refuses_wrong_types_and_names(tmp_path, given, says):
+    with pytest.raises(UserError, match=says):
+        fedmrl.compare(RECIPE, **{"methods": ["fd"], **given})
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"y": [0, 1]}, "give NumPy arrays"),
+        ({"y": np.zeros(96)}, "y must be whole numbers from 0"),
+        ({"y": np.arange(96)}, "y goes up to 95, and there are 4 classes"),
+        ({"x": np.zeros((96, 16, 16), np.uint8)}, "images need channels"),
+        ({"x": np.full((96, 1, 16, 16), np.nan)}, "NaN"),
+        ({"mean": np.zeros(3)}, "mean must have 1 values"),
+        ({"official_train": 0}, "official_train is 0"),
+    ],
+)
+def test_a_dataset_that_is_none_is_refused_when_it_is_made(change, says):
+    with pytest.raises(UserError, match=says):
+        dataclasses.replace(own_data(), **change)

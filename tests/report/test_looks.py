@@ -7,20 +7,8 @@ from itertools import pairwise
 import pytest
 
 from fedmrl.methods import METHODS
-from fedmrl.report.looks import LOOKS, OTHERS, Look, Shown, looks_of
+from fedmrl.report.looks import DARK, LIGHT, LOOKS, OTHERS, VISIBLE, Shown, contrast, looks_of
 from fedmrl.reproduce.figures import STYLES
-
-
-def contrast(one, other):
-    """Of two colours, as web guidelines have it."""
-
-    def luminance(colour):
-        shares = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        linear = [s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
 
 
 def test_every_method_has_a_look_of_its_own_in_pages_and_figures():
@@ -35,7 +23,7 @@ def test_every_method_has_a_look_of_its_own_in_pages_and_figures():
 
 @pytest.mark.parametrize("look", [*LOOKS.values(), *OTHERS], ids=lambda look: look.marker)
 def test_a_line_is_seen_on_light_and_on_dark(look):
-    assert contrast(look.light, "#ffffff") >= 3 and contrast(look.dark, "#181c22") >= 3
+    assert contrast(look.light, LIGHT) >= VISIBLE and contrast(look.dark, DARK) >= VISIBLE
 
 
 def test_pages_can_draw_every_marker():
@@ -56,8 +44,15 @@ def test_a_users_method_keeps_its_look_whatever_its_series_is_called():
 
 
 def test_a_users_method_has_its_own_colour_on_light_and_on_dark():
-    look = looks_of([Shown("fedmrl", "FedMRL"), Shown("mine", "Mine", "#aa1111")])[1]
-    assert (look.light, look.dark) == ("#aa1111", "#aa1111") and isinstance(look, Look)
+    assert looks_of([Shown("mine", "Mine", "#c04060")])[0].light == "#c04060"
+    for colour in ("#000000", "#ffffff", "#aa1111", "#ffff00"):
+        look = looks_of([Shown("fedmrl", "FedMRL"), Shown("mine", "Mine", colour)])[1]
+        assert contrast(look.light, LIGHT) >= VISIBLE and contrast(look.dark, DARK) >= VISIBLE
+
+
+def test_two_methods_of_one_colour_do_not_look_alike():
+    one, other = looks_of([Shown("one", "One", "#aa1111"), Shown("other", "Other", "#aa1111")])
+    assert one.light == "#aa1111" != other.light
 
 
 def test_a_method_that_is_shown_often_has_a_look_for_each_until_they_are_used_up():

@@ -57,7 +57,7 @@ def models(
         raise UserError(f"--shape is {shape!r}; an image has at least one channel, and at most 4096 of anything")
     import_all(imports or [], notice)
     specs = {name: spec for name in MODELS.names() if (spec := _as_it_comes(MODELS[name])) is not None}
-    sizes = {name: spec.parameters((channels, height, width), classes) for name, spec in specs.items()}
+    sizes = {name: _size(spec, (channels, height, width), classes) for name, spec in specs.items()}
     if as_json:
         print_json({name: {"parameters": size, **specs[name].model_dump()} for name, size in sizes.items()})
         return
@@ -69,6 +69,19 @@ def _as_it_comes(model: "Model | type[Model]") -> "Model | None":
     if not isinstance(model, type):
         return model
     return None if any(field.is_required() for field in model.model_fields.values()) else model()
+
+
+def _size(model: "Model", shape: tuple[int, ...], classes: int) -> int | None:
+    """How many numbers a model learns; None for a user's that is not for such images."""
+    from fedmrl.errors import CODE_FAILS
+    from fedmrl.models import is_own
+
+    try:
+        return model.parameters(shape, classes)
+    except CODE_FAILS:
+        if not is_own(model):
+            raise
+        return None
 
 
 def recipes(

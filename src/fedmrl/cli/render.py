@@ -122,13 +122,13 @@ def methods(found: Mapping[str, type[Method]]) -> None:
         show(made)
 
 
-def models(title: str, specs: Mapping[str, Model], sizes: Mapping[str, int]) -> None:
+def models(title: str, specs: Mapping[str, Model], sizes: Mapping[str, int | None]) -> None:
     """Each model with its widths and its size."""
     widths = ("conv1", "conv2", "fc1", "fc2")
     made = table(title, "model", *widths, "parameters", "MiB")
     for name, size in sizes.items():
         shown = (str(getattr(specs[name], width, "")) for width in widths)
-        made.add_row(name, *shown, f"{size:,}", f"{size * 4 / 2**20:.2f}")
+        made.add_row(name, *shown, *(("–", "–") if size is None else (f"{size:,}", f"{size * 4 / 2**20:.2f}")))
     show(made)
     say("fc2 is the representation. A recipe can give other widths: local = [{conv1=16, conv2=32, fc1=400, fc2=200}].")
 

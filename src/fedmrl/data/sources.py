@@ -2,7 +2,7 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedmrl.errors import UserError, cause
+from fedmrl.errors import CODE_FAILS, UserError, cause
 from fedmrl.files import user_path
 from fedmrl.memory import free_bytes, said
 from fedmrl.registry import Registry
-from fedmrl.table import IS_PATH, Table
+from fedmrl.table import IS_PATH, Named
 
 Moments = tuple[list[float], list[float]]
 """Mean and standard deviation of each channel or feature, in raw units."""
@@ -36,10 +36,9 @@ class Samples:
     """Of each channel, where they are known; else they are measured."""
 
 
-class DataSource(Table, ABC):
+class DataSource(Named, ABC):
     """A dataset that recipes can name; what it can be set to are its fields."""
 
-    name: ClassVar[str]
     summary: ClassVar[str]
 
     mean: list[float] | None = Field(None, description="subtracted from each channel or feature, in raw units; else measured")
@@ -47,7 +46,7 @@ class DataSource(Table, ABC):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        cls.name = cls.__dict__.get("name", cls.__name__.lower())
+        super().__pydantic_init_subclass__(**kwargs)
         cls.summary = cls.__dict__.get("summary", (cls.__doc__ or "").strip().partition("\n")[0])
 
     @property
@@ -75,12 +74,20 @@ class Dataset:
     mean: NDArray[np.float64]
     std: NDArray[np.float64]
     """For each channel (of vectors: each number), in the units of `x`: what a batch is standardised by when it is taken."""
-    source: DataSource | None = None
-    """What it was read from; None: it was made in Python."""
+    source: DataSource | None = field(default=None, init=False)
+    """What it was read from, which `load` says; None: it was made in Python."""
 
     def __post_init__(self) -> None:
-        if len(self.x) != len(self.y):
-            raise UserError(f"{self.name} has {len(self.x)} samples and {len(self.y)} labels; give one label for each sample")
+        x, y = _pair(self.x, self.y, self.name)
+        if x.shape != self.x.shape:
+            raise UserError(f"{self.name}: x has shape {self.x.shape}; images need channels, as in {x.shape}")
+        if y.max() >= len(self.classes):
+            raise UserError(f"{self.name}: y goes up to {y.max()}, and there are {len(self.classes)} classes; name them all")
+        if not 0 < self.official_train <= len(x):
+            raise UserError(f"{self.name}: official_train is {self.official_train}; it must be 1 to {len(x)}")
+        for what, given in (("mean", self.mean), ("std", self.std)):
+            if np.shape(given) != (x.shape[1],):
+                raise UserError(f"{self.name}: {what} must have {x.shape[1]} values, one for each channel or feature")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -90,7 +97,13 @@ class Dataset:
 
 def load(source: DataSource) -> Dataset:
     """The dataset that a recipe's `[data]` table names."""
-    samples = _checked(source.read(), f"data.name = {source.name}")
+    where = f"data.name = {source.name}"
+    try:
+        samples = _checked(source.read(), where)
+    except (UserError, MemoryError):
+        raise
+    except CODE_FAILS as error:
+        raise UserError(f"{where}: read() fails ({cause(error)}); mend it") from error
     x, y, classes = samples.x, samples.y, samples.classes or ()
     channels = x.shape[1]
     for name, given in (("mean", source.mean), ("std", source.std)):
@@ -98,10 +111,14 @@ def load(source: DataSource) -> Dataset:
             what = "channels" if x.ndim > 2 else "features"
             raise UserError(f"data.{name} has {len(given)} values; {source.name} has {channels} {what}, so give {channels}")
     measured_mean, measured_std = samples.moments or moments(x)
+    if {len(measured_mean), len(measured_std)} != {channels}:
+        raise UserError(f"{where}: moments must have {channels} values each, one for each channel or feature")
     mean = source.mean if source.mean is not None else measured_mean
     std = source.std if source.std is not None else measured_std
     official_train = len(x) if samples.official_train is None else samples.official_train
-    return Dataset(source.title, x, y, classes, official_train, np.array(mean), np.array(std), source)
+    data = Dataset(source.title, x, y, classes, official_train, np.array(mean), np.array(std))
+    object.__setattr__(data, "source", source)
+    return data
 
 
 def _checked(samples: Samples, where: str) -> Samples:

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import get_args
 
 from fedmrl.engines.base import CorrectCounts, Engine, Member, Setting, Terms, Trained, Turn
 from fedmrl.engines.batched import BatchedEngine
 from fedmrl.engines.reference import ReferenceEngine
 from fedmrl.engines.runner import Way
-from fedmrl.errors import UserError
+from fedmrl.errors import UserError, cause
 
 ENGINES: dict[str, type[Engine]] = {"reference": ReferenceEngine, "batched": BatchedEngine}
 EngineChoice = str | Callable[..., Engine]
@@ -30,6 +31,10 @@ class Batched:
     way: Way | None = None
     """How its steps are run: eager, captured or compiled; None: what is worth it on this device."""
 
+    def __post_init__(self) -> None:
+        if self.way not in (None, *get_args(Way)):
+            raise UserError(f"way is {self.way!r}; choose {', '.join(get_args(Way))}, or None")
+
     def __call__(self, *settings: Setting) -> Engine:
         """The engine for these runs."""
         return BatchedEngine(*settings, way=self.way)
@@ -40,7 +45,12 @@ def engine_for(choice: EngineChoice, *settings: Setting) -> Engine:
     check_engine(choice)
     if choice == "auto":
         choice = "batched" if settings[0].device.type == "cuda" else "reference"
-    engine = (ENGINES[choice] if isinstance(choice, str) else choice)(*settings)
+    try:
+        engine = (ENGINES[choice] if isinstance(choice, str) else choice)(*settings)
+    except TypeError as error:
+        if isinstance(choice, str):
+            raise
+        raise UserError(f"engine is {choice!r}, which makes no engine ({cause(error)}); give one, as Batched()") from error
     if not isinstance(engine, Engine):
         raise UserError(f"engine is {choice!r}, which makes a {type(engine).__name__}; it must make a fedmrl.engines.Engine")
     return engine
@@ -48,6 +58,8 @@ def engine_for(choice: EngineChoice, *settings: Setting) -> Engine:
 
 def check_engine(choice: EngineChoice) -> None:
     """Raises `UserError` for an unknown engine."""
+    if isinstance(choice, type) and not issubclass(choice, Engine):
+        raise UserError(f"engine is the class {choice.__name__}; give what it makes, as {choice.__name__}()")
     if not callable(choice) and choice not in ("auto", *ENGINES):
         known = ", ".join(("auto", *ENGINES))
         raise UserError(f"engine: there is no {choice!r}; choose {known}, or give what makes one, as fedmrl.engines.Batched()")

@@ -12,15 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedmrl.config import Recipe, settings_of
+from fedmrl.config import Recipe, read_origins, settings_of
 from fedmrl.data import ClientSplit
 from fedmrl.data.partition import split_json
 from fedmrl.errors import UserError
 from fedmrl.federation.checkpoint import Checkpoint, Snapshot
 from fedmrl.federation.store import Store
-from fedmrl.files import check_sha256, sha256_of, user_path, write_whole
+from fedmrl.files import sha256_of, user_path, write_whole
 from fedmrl.registry import is_file
-from fedmrl.results import WHOSE, ClientResults, Outcome, Record, RunResult, Whose, read_summary
+from fedmrl.results import WHOSE, ClientResults, Outcome, Record, RunResult, Whose, check_files, read_summary
 from fedmrl.schema import checked, parsed, read_text
 
 try:
@@ -86,6 +86,8 @@ class RunFolder:
         except (ValueError, RecursionError) as error:
             raise UserError(f"{config} is damaged ({error}); the run cannot go on, start it anew elsewhere") from error
         now = settings_of(recipe.to_toml())
+        for settings in (before, now):  # which files are imported is compared by what they hold
+            settings.pop("imports", None)
         changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
         if changed:
             said = "; ".join(f"{key} was {_said(before, key)}, is now {_said(now, key)}" for key in changed)
@@ -93,6 +95,13 @@ class RunFolder:
         split = path / "split.json"
         if not split.is_file() or split.read_bytes() != split_json(splits).encode():
             raise UserError(f"{split} differs from the split that this recipe gives today: the data has changed since")
+        if (then := _comparable(read_origins(path))) != (today := _comparable(recipe.origins)):
+            key = min(key for key in then.keys() | today.keys() if then.get(key) != today.get(key))
+            ours = "fedmrl itself"
+            raise UserError(
+                f"{path} was started with another thing: {key} came from {then.get(key, ours)}, and comes from "
+                f"{today.get(key, ours)} now; use the same, or another --out"
+            )
         for key, before_it in read_inputs(path).items():
             if inputs(recipe).get(key) != before_it:
                 raise UserError(
@@ -161,6 +170,8 @@ class RunFolder:
         """
         found = self.checkpoint.load(store)
         if found is None:
+            if (self.path / "rounds.jsonl").stat().st_size:
+                tell(f"{self.path} has rounds and no checkpoint of them; it starts again from round 1")
             write_whole(self.path / "rounds.jsonl", "")
             return None
         snapshot, written = found
@@ -173,19 +184,14 @@ class RunFolder:
         return snapshot
 
     def _check_files(self, written: Mapping[str, str], rounds: int) -> None:
-        for name, digest in written.items():
-            path = self.path / name
-            content = path.read_bytes() if path.is_file() else b""
-            if name == "rounds.jsonl":  # what comes after the checkpoint is not read
-                content = b"".join(content.splitlines(keepends=True)[:rounds])
-            try:
-                check_sha256(path, hashlib.sha256(content).hexdigest(), digest)
-            except UserError as error:
-                raise UserError(f"{error}; the run cannot go on, start it anew in another folder") from error
+        try:
+            check_files(self.path, written, rounds)
+        except UserError as error:
+            raise UserError(f"{error}; the run cannot go on, start it anew in another folder") from error
 
     def _written(self) -> dict[str, str]:
         """The SHA-256 of each file beside the checkpoint that a resumed run reads."""
-        names = ("config.toml", "split.json", "inputs.json")
+        names = ("config.toml", "split.json", "inputs.json", "origins.json")
         there = {name: self.path / name for name in names if (self.path / name).is_file()}
         return {**{name: sha256_of(path) for name, path in there.items()}, "rounds.jsonl": self._log.hexdigest()}
 
@@ -220,7 +226,7 @@ class RunFolder:
         """`clients.csv` and then `summary.json`, with which the run is over."""
         if isinstance(outcome, RunResult):
             self._write_clients(outcome.clients)
-        write_whole(self.path / "summary.json", outcome.to_json({"rounds.jsonl": self._log.hexdigest()}))
+        write_whole(self.path / "summary.json", outcome.to_json(self._written()))
         if not self.keeps:
             self.checkpoint.drop()
 
@@ -249,6 +255,11 @@ def read_inputs(path: Path) -> dict[str, str]:
     """Of the run that was started there; a run of an older fedmrl has none."""
     file = path / "inputs.json"
     return checked(file, dict[str, str], parsed(file, read_text(file))) if file.exists() else {}
+
+
+def _comparable(origins: Mapping[str, str]) -> dict[str, str]:
+    """Origins without the folders that files lie in: a file may have moved, and what it holds is compared anyway."""
+    return {key: Path(origin).name if is_file(origin) else origin for key, origin in origins.items()}
 
 
 def _held(path: Path) -> int | None:

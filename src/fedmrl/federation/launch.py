@@ -12,7 +12,7 @@ from torch import nn
 from fedmrl.config import Recipe, Settings, load_named
 from fedmrl.data import Dataset, sources
 from fedmrl.data.sources import Given, source_of
-from fedmrl.engines import EngineChoice, Setting, check_engine
+from fedmrl.engines import EngineChoice, Setting, check_engine, engine_for
 from fedmrl.errors import UserError
 from fedmrl.federation import summary as summaries
 from fedmrl.federation.folder import RunFolder, refuse_used
@@ -22,7 +22,7 @@ from fedmrl.federation.simulated import SimulatedClients
 from fedmrl.federation.store import check_store, choose, make_store
 from fedmrl.methods import Method
 from fedmrl.models import ModelSpec
-from fedmrl.plugins import is_registered, named_by
+from fedmrl.plugins import UNREGISTERED, named_by
 from fedmrl.results import DivergedRun, Outcome, RunResult
 
 OnNotice = Callable[[str], None]
@@ -89,7 +89,7 @@ def run_seeds(
     """
     begun = time.monotonic()
     recipe = load_named(recipe, settings, method).recipe
-    _check_types(seeds, models, data, {"on_round": on_round, "on_notice": on_notice})
+    check_types(seeds, models, data, {"on_round": on_round, "on_notice": on_notice})
     check_engine(engine)
     check_store(store)
     on_notice = on_notice or (lambda _: None)
@@ -101,7 +101,7 @@ def run_seeds(
         table = recipe.models.model_copy(update={"own": [spec.label for spec in models]})
         recipe = recipe.model_copy(update={"models": table})
     if data is not None:
-        recipe = recipe.model_copy(update={"data": source_of(data)})
+        recipe = with_data(recipe, data)
     place = pick_device(device)
     seeded = [recipe.model_copy(update={"seed": int(seed)}) for seed in seeds]
     if data is None and (recipe.models.own is None or models is not None):
@@ -111,6 +111,8 @@ def run_seeds(
     recipe.aggregation.check(min(map(len, schedules[0])))
     for line in _needed_again(recipe):
         on_notice(line)
+    if not isinstance(engine, str):  # one that makes none is refused before anything is written
+        engine_for(engine, *prepared)
     folders = _opened(paths, seeded, prepared, resume)
     on_round = on_round or (lambda _: None)
     try:
@@ -121,17 +123,30 @@ def run_seeds(
                 folder.close()
 
 
+def with_data(recipe: Recipe, data: Dataset) -> Recipe:
+    """The recipe of a run on this dataset. One that was run on data from Python takes no other."""
+    source = source_of(data)
+    if isinstance(recipe.data, Given) and source != recipe.data:
+        raise UserError(
+            f"data is not what this recipe was run on ({recipe.data.called}, SHA-256 {recipe.data.sha256[:12]}…): it is "
+            f"{source.title}; give the same, or begin with another recipe"
+        )
+    return recipe.model_copy(update={"data": source})
+
+
 def _needed_again(recipe: Recipe) -> Iterator[str]:
     """A line for each thing that was given from Python, so that a rerun needs it given again."""
     if isinstance(recipe.data, Given):
-        yield f"the data ({recipe.data.called}) was given from Python: a rerun needs it again, and is told if it has changed"
-    for table in ("method", "aggregation"):
-        if not is_registered(table, getattr(recipe, table)):
-            name = named_by(getattr(recipe, table))
-            yield f"the {table} {name!r} was given from Python and is not registered: a rerun needs it again"
+        yield f"the data ({recipe.data.called}) was given from Python: a rerun needs it again, and takes no other"
+    for key, origin in recipe.origins.items():
+        if origin.startswith(UNREGISTERED):
+            table, _, of_model = key.partition(".")[0].partition(" ")
+            name = of_model or named_by(getattr(recipe, table))
+            what = "model" if of_model else table
+            yield f"the {what} {name!r} was given from Python and is not registered: a rerun needs it again"
 
 
-def _check_types(seeds: Any, models: Any, data: Any, heard: Mapping[str, Any]) -> None:
+def check_types(seeds: Any, models: Any, data: Any, heard: Mapping[str, Any]) -> None:
     """Refuse what is of another type than it must be: deep inside it would fail where nobody can tell why."""
     several = isinstance(seeds, Sequence | np.ndarray)
     whole = several and all(isinstance(seed, int | np.integer) and seed >= 0 and seed is not True for seed in seeds)

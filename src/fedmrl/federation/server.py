@@ -8,7 +8,7 @@ from typing import Any
 from fedmrl.config import Recipe
 from fedmrl.engines import EngineChoice, Member, Setting, Terms
 from fedmrl.engines.base import broken, numbers
-from fedmrl.errors import DivergedError, InterruptedRun
+from fedmrl.errors import DivergedError, InterruptedRun, UserError
 from fedmrl.federation import summary as summaries
 from fedmrl.federation.checkpoint import Snapshot
 from fedmrl.federation.clients import Clients, Reply, Request, State
@@ -178,7 +178,10 @@ class Federation:
 
     def join(self, member: Member) -> int:
         """A simulated client joins between two rounds: it gets the next number, and may be sampled from the next round on."""
-        assert isinstance(self.clients, SimulatedClients)
+        if not isinstance(self.clients, SimulatedClients):
+            raise UserError("join is for simulated clients; a client elsewhere enrols by itself")
+        if self.folder is not None:
+            raise UserError("no client can join a run that is written to a folder: its split is of the clients it began with")
         client = self.clients.join(member, self.number)
         self.who = [*self.who[: self.now.rounds], *schedule(self.recipe, len(self.everyone))[self.now.rounds :]]
         self.clients.foresee({self.number: self.who}, {self.number: self.now.states})

@@ -18,7 +18,7 @@ from fedmrl.errors import CODE_FAILS, UserError, cause
 from fedmrl.files import read_json, user_path
 from fedmrl.memory import free_bytes, said
 from fedmrl.methods import Batch, ClientNet, Common, Header
-from fedmrl.models import CNN, MLP, ModelSpec, Split, is_own
+from fedmrl.models import CNN, MLP, Model, ModelSpec, SharedSpec, Split, is_own
 from fedmrl.models.shared import shared_beside
 from fedmrl.randomness import generator, host_seeded, torch_seeded
 
@@ -44,9 +44,8 @@ def prepare(
     members = {k: Member(own.train, own.test, spec) for k, (own, spec) in enumerate(zip(splits, specs, strict=True))}
     _check_memory(recipe, specs, data, device)
     forms = {spec: _form(spec, data, recipe.seed) for spec in dict.fromkeys(specs)}
-    small = recipe.models.shared if models is None or recipe.models.small != "auto" else None
-    if small is None:
-        small = shared_beside(min(map(_size, forms.values())), data.shape, len(data.classes))
+    named = recipe.models.shared if models is None or recipe.models.small != "auto" else None
+    small = named or _shared_among(forms, data)
     common = Common(data.shape, len(data.classes), small, _header(forms[specs[0]]))
     terms = Terms(recipe.method, recipe.training, common, recipe.seed, recipe.rounds, recipe.aggregation)
     setting = Setting(terms, data, members, device)
@@ -54,9 +53,17 @@ def prepare(
     return setting
 
 
+def _shared_among(forms: Mapping[ModelSpec, Split], data: Dataset) -> SharedSpec:
+    """The smallest of clients' models that can be shared; else one that is no larger than any of them."""
+    can_be_shared = [spec for spec in forms if isinstance(spec, Model) and type(spec).with_dim is not Model.with_dim]
+    if can_be_shared:
+        return min(can_be_shared, key=lambda spec: _size(forms[spec]))
+    return shared_beside(min(map(_size, forms.values())), data.shape, len(data.classes))
+
+
 def shared_model_notices(recipe: Recipe, setting: Setting) -> list[str]:
     """A line that says which model clients share, where it was chosen by the size of their own."""
-    if recipe.models.own is None or recipe.models.small != "auto":
+    if recipe.models.shared is not None:
         return []
     small = dict(setting.fresh_net(next(iter(setting.members))).named_children()).get("small")
     if not isinstance(small, Split):
@@ -83,7 +90,9 @@ def _check_memory(recipe: Recipe, specs: Sequence[ModelSpec], data: Dataset, dev
     kinds = dict.fromkeys([*specs, *([recipe.models.shared] if shares else [])])
     itemsize = DTYPES[recipe.training.precision].itemsize
     sizes = [
-        (itemsize * spec.parameters(data.shape, len(data.classes)), spec.label) for spec in kinds if isinstance(spec, CNN | MLP)
+        (itemsize * spec.parameters(data.shape, len(data.classes)), spec.label)
+        for spec in kinds
+        if isinstance(spec, CNN | MLP) and not is_own(spec)
     ]
     largest, label = max(sizes, default=(0, ""))
     for place in dict.fromkeys((torch.device("cpu"), device)):
@@ -106,6 +115,12 @@ def _header(model: Split) -> Header | None:
     """The form of a local model's header, if it is a linear layer."""
     header = model.header
     return Header(header.in_features, header.bias is not None) if isinstance(header, nn.Linear) else None
+
+
+def check_member(setting: Setting, client: int, member: Member) -> None:
+    """Refuse a client that wants to join a run, if the method cannot serve its model beside the others'."""
+    whole = replace(setting, members={**setting.members, client: member})
+    _check_models(whole, {spec: _form(spec, setting.data, setting.seed) for spec in whole.models})
 
 
 def _check_models(setting: Setting, forms: Mapping[ModelSpec, Split]) -> None:

@@ -10,6 +10,7 @@ from fedmrl.engines import EngineChoice, Member, Setting, Trained, Turn, engine_
 from fedmrl.errors import UserError
 from fedmrl.federation.clients import Clients, Enrolled, Reply, Request, Roster, Score, State
 from fedmrl.federation.initial_weights import InitialNets
+from fedmrl.federation.setup import check_member
 from fedmrl.federation.store import DeviceStore, Kept, Store
 from fedmrl.messages import Tensors, copy, sha256, size
 from fedmrl.methods import Round
@@ -31,6 +32,7 @@ class SimulatedClients(Clients):
         tell: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._choice, self._tell = engine, tell
+        self._foreseen: dict[int, Sequence[Sequence[int]]] = {}
         stores = stores or [DeviceStore(setting.device) for setting in settings]
         self._runs = [_Run(setting, store) for setting, store in zip(settings, stores, strict=True)]
         self._start_engine()
@@ -56,7 +58,8 @@ class SimulatedClients(Clients):
 
     def foresee(self, rounds: Mapping[int, Sequence[Sequence[int]]], begun: Mapping[int, Container[int]]) -> None:
         """See `Clients`."""
-        self.engine.foresee([rounds[run] for run in range(len(self._runs))])
+        self._foreseen |= rounds
+        self.engine.foresee([self._foreseen.get(run, ()) for run in range(len(self._runs))])
         for run, of_run in rounds.items():
             ahead = self.engine.runs_ahead and self._runs[run].store.where != "disk"
             order = dict.fromkeys([*(k for clients in of_run for k in clients), *self._runs[run].setting.members])
@@ -119,6 +122,7 @@ class SimulatedClients(Clients):
     def join(self, member: Member, run: int = 0) -> int:
         """A client joins a run between two rounds, and gets the next number."""
         number = max(self._runs[run].setting.members, default=-1) + 1
+        check_member(self._runs[run].setting, number, member)
         self._runs[run].enrol(number, member)
         self._start_engine()
         return number

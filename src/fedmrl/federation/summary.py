@@ -30,7 +30,7 @@ from fedmrl.results import (
 )
 from fedmrl.version import __version__
 
-STAGES = ("train", "aggregate", "store", "evaluate")
+STAGES = ("train", "aggregate", "evaluate")
 Accuracies = dict[str, dict[str, dict[int, float]]]
 """Accuracy by view (`own`, `aggregated`), mode and client."""
 
@@ -57,7 +57,7 @@ def summarise(recipe: Recipe, roster: Roster, snapshot: Snapshot, final: Accurac
         communication=Communication(up=sent("up"), down=sent("down")),
         flops=sum(record.flops for record in records),
         targets=[
-            cost_to_target(records, recipe.clients, target, whose, view, recipe.headline_mode)
+            cost_to_target(records, len(roster), target, whose, view, recipe.headline_mode)
             for target in recipe.evaluation.targets
             for whose, view in dict.fromkeys(counted(protocol, recipe.headline_view)[:2] for protocol in PROTOCOLS)
         ],

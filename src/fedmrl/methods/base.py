@@ -19,11 +19,11 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedmrl.aggregation import MEAN, Aggregation
+from fedmrl.aggregation import MEAN, Aggregation, combine
 from fedmrl.errors import UserError
 from fedmrl.messages import Tensors, Upload, copy, write
 from fedmrl.models import SharedSpec, Split
-from fedmrl.table import Table
+from fedmrl.table import Named
 from fedmrl.training import Phase, Sums, Training
 
 
@@ -137,11 +137,9 @@ class Batch:
             return labels_BC.T @ values_BD, labels_BC.sum(dim=0)
 
 
-class Method(Table, ABC):
+class Method(Named, ABC):
     """A federated method; its hyperparameters are its fields. The defaults share nothing: each client learns alone."""
 
-    name: ClassVar[str]
-    """What recipes call it; a class that does not say has its own name in small letters."""
     title: ClassVar[str]
     """What tables and figures call it; else the class's name."""
     summary: ClassVar[str]
@@ -161,8 +159,7 @@ class Method(Table, ABC):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        # A method that is derived from another is not that other: a run's folder would name the wrong one.
-        cls.name = cls.__dict__.get("name", cls.__name__.lower())
+        super().__pydantic_init_subclass__(**kwargs)
         cls.title = cls.__dict__.get("title", cls.__name__)
         cls.summary = cls.__dict__.get("summary", (cls.__doc__ or "").strip().partition("\n")[0])
         if cls.colour is not None and not re.fullmatch("#[0-9a-fA-F]{6}", cls.colour):
@@ -273,7 +270,7 @@ class WeightSharing(Method, ABC):
         """The uploads as one, by the rule and `weighting`, in the order of clients whatever order they came in."""
         ordered = in_order(uploads)
         weights = [upload.samples if self.weighting == "samples" else 1 for upload in ordered]
-        return rule.combine([upload.content for upload in ordered], weights)
+        return combine(rule, [upload.content for upload in ordered], weights)
 
 
 def in_order(uploads: Iterable[Upload]) -> list[Upload]:

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedmrl.errors import CODE_FAILS, UserError, cause
 from fedmrl.memory import free_bytes, said
-from fedmrl.table import Table
+from fedmrl.table import Named
 
 
 class Split(nn.Module):
@@ -194,14 +194,8 @@ class SharedSpec(ModelSpec, Protocol):
         """The same kind with another representation dimension."""
 
 
-class Model(Table, ABC):
+class Model(Named, ABC):
     """A kind of model that recipes can name; what it can be set to are its fields."""
-
-    name: ClassVar[str]
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        cls.name = cls.__dict__.get("name", cls.__name__.lower())
 
     @property
     def label(self) -> str:

@@ -4,6 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
+LIGHT, DARK = "#ffffff", "#181c22"
+"""The grounds that pages have."""
+VISIBLE = 3
+"""The contrast to its ground that a thin line needs."""
+
 
 @dataclass(frozen=True)
 class Look:
@@ -68,8 +73,8 @@ def looks_of(series: Sequence[Shown]) -> list[Look]:
     firsts = {place for place in by_name if place == next(p for p in by_name if series[p].method == series[place].method)}
     for place in by_name:
         one = series[place]
-        own = LOOKS.get(one.method) or (one.colour and Look(one.colour, one.colour, _turned(one.method)[0].marker))
-        if own and place in firsts:
+        own = LOOKS.get(one.method) or (_own_look(one.method, one.colour) if one.colour else None)
+        if own and place in firsts and own.light not in {look.light for look in chosen.values()}:
             chosen[place] = own
     for place in sorted(by_name, key=lambda place: place not in firsts):
         if place not in chosen:
@@ -77,6 +82,39 @@ def looks_of(series: Sequence[Shown]) -> list[Look]:
             free = [look for look in (*turned, *LOOKS.values()) if look not in chosen.values()]
             chosen[place] = free[0] if free else turned[0]
     return [chosen[place] for place in range(len(series))]
+
+
+def _own_look(method: str, colour: str) -> Look:
+    """A look of the user's colour, made lighter for dark ground and darker for light ground until it can be seen there."""
+    return Look(_seen_on(LIGHT, colour, "#000000"), _seen_on(DARK, colour, "#ffffff"), _turned(method)[0].marker)
+
+
+def _seen_on(ground: str, colour: str, towards: str) -> str:
+    mixed, share = colour, 0.0
+    while contrast(mixed, ground) < VISIBLE:
+        share += 0.05
+        channels = zip(_channels(colour), _channels(towards), strict=True)
+        mixed = "#" + "".join(f"{round(own + share * (other - own)):02x}" for own, other in channels)
+    return mixed
+
+
+def contrast(one: str, other: str) -> float:
+    """Of two colours, as the web's accessibility guidelines have it.
+
+    >>> round(contrast("#ffffff", "#000000"))
+    21
+    """
+    low, high = sorted(_luminance(colour) for colour in (one, other))
+    return (high + 0.05) / (low + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    linear = [s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in (c / 255 for c in _channels(colour))]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def _channels(colour: str) -> list[int]:
+    return [int(colour[place : place + 2], 16) for place in (1, 3, 5)]
 
 
 def _turned(name: str) -> Sequence[Look]:

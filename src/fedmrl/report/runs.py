@@ -1,5 +1,6 @@
 """Finished runs in folders, and the series they make: a method in a setting, over its seeds."""
 
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -90,7 +91,7 @@ def make_series(runs: Iterable[RunResult]) -> list[Series]:
 
 
 def _names(firsts: Sequence[RunResult]) -> list[str]:
-    unnamed = [run.folder.name if run.folder else seeds_said([run.seed]) for run in firsts]
+    unnamed = [re.sub(r"-seed-\d+$", "", run.folder.name) if run.folder else seeds_said([run.seed]) for run in firsts]
     return names_apart([title_of(run) for run in firsts], [run.settings for run in firsts], unnamed)
 
 

@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, RootModel, model_validator
 
 from fedmrl.config import Recipe, parse_recipe, settings_of
 from fedmrl.errors import DivergedError, UserError
-from fedmrl.files import sha256_of_text
+from fedmrl.files import check_sha256, sha256_of_bytes, sha256_of_text
 from fedmrl.results.accuracy import Accuracy, ByMode, ByView, LastAndBest, Whose
 from fedmrl.results.costs import Target
 from fedmrl.results.protocols import PROTOCOLS, Protocol, counted
@@ -122,8 +122,8 @@ class _Outcome(Part):
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """Every key of the recipe but the seed, by its path."""
-        return {key: value for key, value in settings_of(self.config).items() if key != "seed"}
+        """Every key of the recipe by its path, but the seed, and where things of one's own are imported from."""
+        return {key: value for key, value in settings_of(self.config).items() if key not in ("seed", "imports")}
 
     def to_json(self, files: Mapping[str, str] | None = None) -> str:
         """As `summary.json` has it: the plain data, the SHA-256 of files beside it, by name, and that of all of this."""
@@ -280,6 +280,16 @@ def read_summary(path: Path) -> Any:
     return plain
 
 
+def check_files(folder: Path, written: Mapping[str, str], rounds: int) -> None:
+    """Refuse a run's file that is not as it was written; `written` has the SHA-256 of each, by name."""
+    for name, digest in written.items():
+        path = folder / name
+        content = path.read_bytes() if path.is_file() else b""
+        if name == "rounds.jsonl":  # what comes after these rounds is not read
+            content = b"".join(content.splitlines(keepends=True)[:rounds])
+        check_sha256(path, sha256_of_bytes(content), digest)
+
+
 def _digest(plain: Mapping[str, Any]) -> str:
     return sha256_of_text(json.dumps(plain, sort_keys=True))
 
@@ -296,6 +306,8 @@ def read_outcome(folder: Path) -> Outcome:
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
         raise UserError(f"{folder / 'config.toml'} is damaged ({error}); run it again into another folder") from error
     result = checked(path, RunResult, plain)
+    if isinstance(files := plain.get("files"), dict):
+        check_files(folder, files, result.rounds)
     result = result.of_run(folder, config, split, read_records(folder / "rounds.jsonl"))
     _check_curves(result)
     return result
@@ -318,5 +330,7 @@ def _check_curves(result: RunResult) -> None:
 def last_and_best(records: Sequence[Record], whose: Any, view: str, mode: str) -> LastAndBest:
     """Accuracy at the last round and at the best, the first of equals."""
     points = list(curve(records, whose, view, mode))
+    if not points:
+        raise UserError("no client has ever replied, so there is no accuracy to sum up; see that clients take part")
     best_round, best = max(points, key=lambda point: (point[1], -point[0]))
     return LastAndBest(last=points[-1][1], best=best, best_round=best_round)
