@@ -594,7 +594,7 @@ def test_reproduce_on_a_cpu_goes_through_its_stages_and_names_its_scale(fedmrl, 
             recipe = recipe_of("digits-n5", name, QUICK).model_copy(update={"rounds": 1})
             yield RunSpec("digits-n5", name, recipe, (0,), stage)
 
-    monkeypatch.setattr(experiments, "wanted", lambda what, scale, cells=(): list(wanted(what, scale, cells)))
+    monkeypatch.setattr(experiments, "run_specs", lambda what, scale, cells=(): list(wanted(what, scale, cells)))
     code, _, err = fedmrl("reproduce", "all", "--scale", "cpu", "--no-report")
     assert code == 0, err
     cells = {path.name: json.loads(path.read_text()) for path in Path(f"results/{CPU.folder}/cells").glob("*/*.json")}
