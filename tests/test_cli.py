@@ -110,7 +110,7 @@ def test_a_run_that_is_refused_leaves_no_new_folder(fedmrl, command):
 def test_runs_that_is_a_file_is_told(fedmrl):
     Path("runs").write_text("")
     code, _, err = fedmrl("run", "quickstart", *TINY)
-    assert (code, err) == (2, "fedmrl: runs is a file; remove it, or name another folder with --out\n")
+    assert (code, err) == (2, "fedmrl: runs is a file; remove it, or choose another output folder\n")
 
 
 def test_a_runs_own_config_gives_the_same_numbers_again(fedmrl):
@@ -267,9 +267,9 @@ MISTAKES = [
     (["run", "paper/cifar10-n10", "--set", "data.dir=."], "data_batch_1.bin is missing and 5 more"),
     (["run", "corrupt"], "is not the official file (its MD5 differs)"),
     (["run", "quickstart", "--set", "data.name=arrays", "--set", "data.file=bad.npz"], "cannot be read as an .npz file"),
-    (["run", "quickstart", "--out", "used"], "used already holds a run; name another --out, or go on with it by --resume"),
-    (["run", "quickstart", "--out", "full"], "full is not empty; name a new folder"),
-    (["run", "quickstart", "--out", "broken.toml"], "broken.toml is a file; --out must name a folder"),
+    (["run", "quickstart", "--out", "used"], "used already holds a run; choose another output folder, or resume the run"),
+    (["run", "quickstart", "--out", "full"], "full is not empty; choose a new output folder"),
+    (["run", "quickstart", "--out", "broken.toml"], "broken.toml is a file; the output must be a folder"),
     (["run", "quickstart", "--out", "used", "--resume"], "used was started with another recipe: "),
     (["run", "quickstart", "--out", "full", "--resume"], "full holds no run to resume"),
     (["run", "quickstart", "--resume"], "--resume needs to know which run"),
