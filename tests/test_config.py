@@ -142,12 +142,12 @@ def test_a_recipe_with_mlps_is_written_and_read_again(tmp_path):
         (["models.small={hidden = true}"], "models.small: hidden is true, and takes no true or false"),
         (["models.small={hidden = [true]}"], "models.small.hidden[0] is True; it must be a whole number"),
         (["models.local={hidden = [8]}"], "models.local is {'hidden': [8]}; it must be a list"),
-        (["method.name=fedmlr"], "method.name is 'fedmlr', which is no method; did you mean 'fedmrl'?"),
+        (["method.name=fedmlr"], "method.name is 'fedmlr', which is not a known method; did you mean 'fedmrl'?"),
         (["method.name=fedprot0"], "did you mean 'fedproto'?"),
         (["method.d1=0"], "method.d1 is 0; it must be at least 1"),
         (["method=3"], "method is 3; it must be a table with a name"),
         (["method.mrl=false", "method.header=shared"], "mrl is false"),
-        (["evaluation.mode=local"], "evaluation.mode is 'local', which fedmrl does not have as it is set; choose mix-large"),
+        (["evaluation.mode=local"], "evaluation.mode is 'local', which fedmrl with these settings lacks; choose mix-large"),
         (["method.mrl=false", "evaluation.mode=mix-small"], "choose mix-large or single-large"),
         (["rounds"], "--set rounds: expected key=value"),
         (["=3"], "expected key=value"),
@@ -215,7 +215,7 @@ def test_files_lie_beside_the_recipe_that_names_them(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ('extends = "own.toml"', "extends itself, by way of"),
+        ('extends = "own.toml"', "extends itself, through"),
         ('extends = "quickstrat"', "there is no recipe 'quickstrat'; did you mean 'quickstart'?"),
         ("extends = 3", "extends is 3; it must be the name of a recipe, or a TOML file"),
         ('extends = "none.toml"', "none.toml cannot be read"),

@@ -162,7 +162,7 @@ def with_a_digit_changed(text: str, after: str) -> str:
 def test_a_digit_changed_in_a_finished_runs_summary_is_noticed(finished, copied, word):
     path = copied / "summary.json"
     path.write_text(with_a_digit_changed(path.read_text(), word))
-    with pytest.raises(UserError, match=r"summary.json is damaged or was changed: its SHA-256 is not its own; run it again"):
+    with pytest.raises(UserError, match=r"summary.json is damaged or was changed: its SHA-256 does not match; run it again"):
         fedmrl.RunResult.read(copied)
     again, told = resumed(copied)
     assert any("summary.json is damaged; the run resumes" in line for line in told)

@@ -196,7 +196,7 @@ def test_a_model_whose_sizes_follow_from_its_first_input_is_taken():
 @pytest.mark.parametrize("engine", ["reference", "batched"])
 def test_a_model_that_exits_in_the_middle_of_a_run_is_told_in_a_sentence(engine):
     models = [OwnModel("odd", ExitsOnLargeBatches, "last")] * 4
-    with pytest.raises(UserError, match=r"odd fails as it (trains|predicts): SystemExit; mend the model$"):
+    with pytest.raises(UserError, match=r"odd fails as it (trains|predicts): SystemExit; fix the model$"):
         fedmrl.run(tiny_recipe("standalone", rounds=1), models=models, engine=engine)
 
 
@@ -219,7 +219,7 @@ def test_a_kind_of_model_of_ones_own_that_misbehaves_is_told_too():
         def build(self, shape, classes):
             sys.exit()
 
-    with pytest.raises(UserError, match="models: mine fails as it is made: SystemExit; mend the model"):
+    with pytest.raises(UserError, match="models: mine fails as it is made: SystemExit; fix the model"):
         prepare(tiny_recipe("standalone"), CPU, [Kind()] * 4)
 
 

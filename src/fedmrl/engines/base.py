@@ -52,7 +52,7 @@ def failures_told(models: Sequence[ModelSpec], where: str, does: str) -> Iterato
         own = dict.fromkeys(model.label for model in models if is_own(model))
         if isinstance(error, UserError | MemoryError | torch.OutOfMemoryError) or not own:
             raise
-        raise UserError(f"{where}: {', '.join(own)} fails as it {does}: {cause(error)}; mend the model") from error
+        raise UserError(f"{where}: {', '.join(own)} fails as it {does}: {cause(error)}; fix the model") from error
 
 
 @dataclass(frozen=True)
