@@ -282,7 +282,7 @@ MISTAKES = [
     (["run", "unlike", "--set", "method.name=lg-fedavg"], "client 0 (CNN(2-2-8-6)) has one of shape [10, 6] where client 1 "),
     (["run", "unlike", "--set", "method.name=fedproto"], "client 0 (CNN(2-2-8-6)) has 6 dimensions where client 1 "),
     (["compare", "unlike", "--methods", "standalone,lg-fedavg"], "lg-fedavg averages headers"),
-    (["compare", "quickstart", "--methods", "fedmrl,fedavg"], "--methods is 'fedavg', which is not a known method; did you mean"),
+    (["compare", "quickstart", "--methods", "fedmrl,fedavg"], "--methods is 'fedavg', which is not a known method; did you"),
     (["compare", "quickstart", "--methods", "fd,fd"], "name different methods"),
     (["compare", "quickstart", "--seeds", "a"], "give whole numbers separated by commas"),
     (["compare", "quickstart", "--seeds", "1,1"], "seeds must be different"),

@@ -16,7 +16,7 @@ from fedmrl.engines import Member, Setting, Terms
 from fedmrl.engines.base import DTYPES, failures_told
 from fedmrl.errors import CODE_FAILS, UserError, cause
 from fedmrl.files import read_json, user_path
-from fedmrl.memory import free_bytes, said
+from fedmrl.memory import format_bytes, free_bytes
 from fedmrl.methods import Batch, ClientNet, Common, Header
 from fedmrl.models import CNN, MLP, ModelSpec, Split, is_own
 from fedmrl.models.shared import shared_beside
@@ -91,8 +91,8 @@ def _check_memory(recipe: Recipe, specs: Sequence[ModelSpec], data: Dataset, dev
         if needed > (free := free_bytes(place)):
             where = "memory" if place.type == "cpu" else "GPU memory"
             raise UserError(
-                f"the models need {said(needed)} of {where} (the largest, {label}, has {said(largest)}), and {said(free)} are "
-                "free; choose smaller ones in models.local and models.small"
+                f"the models need {format_bytes(needed)} of {where} (the largest, {label}, has {format_bytes(largest)}), and "
+                f"{format_bytes(free)} are free; choose smaller ones in models.local and models.small"
             )
 
 

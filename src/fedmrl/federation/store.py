@@ -14,7 +14,7 @@ from safetensors.torch import load, load_file, save
 from fedmrl.engines import Setting
 from fedmrl.errors import UserError
 from fedmrl.files import check_sha256, replacing, sha256_of
-from fedmrl.memory import free_bytes, said
+from fedmrl.memory import format_bytes, free_bytes
 from fedmrl.messages import Tensors, size
 
 Place = Literal["device", "host", "disk"]
@@ -188,7 +188,7 @@ def choose(where: str, setting: Setting, clients: int) -> tuple[Place, str]:
         where = "device"
     in_memory = "in memory" if device.type == "cpu" else "on the GPU"
     there = {"device": in_memory, "host": "in the host's memory", "disk": "on disk"}[where]
-    line = f"clients' states are kept {there}: at most {said(needed)} for {clients} clients"
+    line = f"clients' states are kept {there}: at most {format_bytes(needed)} for {clients} clients"
     return cast(Place, where), line
 
 
