@@ -39,9 +39,9 @@ def test_noise_stands_in_for_data_that_is_not_there():
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
-        ({"ways": ["compiled"]}, "--ways: captured and compiled are for a GPU, and this is a CPU; choose reference or eager"),
-        ({"ways": ["fast"]}, "--ways: choose from reference, eager, captured, compiled, separated by commas"),
-        ({"precisions": ["fp8"]}, "--precisions: choose from fp32, tf32, bf16, fp64, separated by commas"),
+        ({"ways": ["compiled"]}, "ways: captured and compiled need a GPU, and this is a CPU; choose reference or eager"),
+        ({"ways": ["fast"]}, "ways is fast; choose from reference, eager, captured, compiled"),
+        ({"precisions": ["fp8"]}, "precisions is fp8; choose from fp32, tf32, bf16, fp64"),
     ],
 )
 def test_what_there_is_not_is_refused(asked, sentence):

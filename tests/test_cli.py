@@ -202,7 +202,7 @@ def test_an_interrupted_comparison_goes_on(fedmrl, monkeypatch):
     command = ["compare", "quickstart", *TINY, "--methods", "fedmrl,standalone", "--out", "c"]
     monkeypatch.setattr(ReferenceEngine, "_train_one", stop)
     code, _, err = fedmrl(*command)
-    assert code == 130 and "stopped before a round was whole" in err and "--out c --resume" in err
+    assert code == 130 and "stopped before the first round ended" in err and "--out c --resume" in err
     monkeypatch.setattr(ReferenceEngine, "_train_one", real)
     code, out, _ = fedmrl(*command, "--resume")
     assert code == 0 and "Standalone" in out
@@ -246,8 +246,8 @@ MISTAKES = [
     (["run", "quickstart", "--seeds", "0,0"], "seeds must be different"),
     (["run", "quickstart", "--seeds", "0,1", "--resume"], "give the folder that holds them, as in"),
     (["run", "quickstart", "--seeds", "0,1", "--resume", "--out", "none"], "none holds no such runs to resume"),
-    (["bench", "quickstart", "--ways", "compiled", "--device", "cpu"], "captured and compiled are for a GPU"),
-    (["bench", "quickstart", "--precisions", "fp8"], "--precisions: choose from fp32, tf32, bf16, fp64"),
+    (["bench", "quickstart", "--ways", "compiled", "--device", "cpu"], "captured and compiled need a GPU"),
+    (["bench", "quickstart", "--precisions", "fp8"], "precisions is fp8; choose from fp32, tf32, bf16, fp64"),
     (["bench", "quickstart", "--out", "nowhere/bench.json"], "nowhere/bench.json cannot be written"),
     (["run", "broken.toml"], "broken.toml is not TOML"),
     (["run", "nothing.toml"], "nothing.toml cannot be read"),

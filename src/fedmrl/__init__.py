@@ -68,7 +68,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """A public name is loaded when it is first used, so that `import fedmrl` alone loads no torch."""
+    """Loads public names on first use, so that `import fedmrl` does not import torch."""
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'fedmrl' has no attribute {name!r}")
     return getattr(import_module(f"fedmrl.{_MODULE_OF[name]}"), name)

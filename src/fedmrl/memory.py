@@ -1,4 +1,4 @@
-"""How much memory is free."""
+"""Free memory of devices."""
 
 import math
 from pathlib import Path
