@@ -122,7 +122,7 @@ def test_a_recipe_with_mlps_is_written_and_read_again(tmp_path):
         (["rounds=0"], "rounds is 0; it must be at least 1"),
         (["training.momentum=1"], "training.momentum is 1; it must be below 1"),
         (["training=5"], "training is 5"),
-        (["training.lr.x=5"], "--set training.lr.x: lr is a value, not a table"),
+        (["training.lr.x=5"], "training.lr.x cannot be set, as lr is a value, not a table"),
         (["models.local=[]"], "models.local is []; its length must be at least 1"),
         (["models.local=[\"cnn-9\"]"], "models.local[0] is 'cnn-9'; there is no such model; did you mean 'cnn-5'?"),
         (["models.small=cnn-7"], "models.small is 'cnn-7'"),
@@ -149,7 +149,7 @@ def test_a_recipe_with_mlps_is_written_and_read_again(tmp_path):
         (["method.mrl=false", "method.header=shared"], "mrl is false"),
         (["evaluation.mode=local"], "evaluation.mode is 'local', which fedmrl with these settings lacks; choose mix-large"),
         (["method.mrl=false", "evaluation.mode=mix-small"], "choose mix-large or single-large"),
-        (["rounds"], "--set rounds: expected key=value"),
+        (["rounds"], "settings has 'rounds'; expected key=value"),
         (["=3"], "expected key=value"),
     ],
 )  # fmt: skip

@@ -443,11 +443,11 @@ def _pairs(settings: Settings) -> Iterator[tuple[str, Any]]:
     for setting in map(str, listed):
         key, equals, text = setting.partition("=")
         if not equals or not key.strip():
-            raise UserError(f"--set {setting}: expected key=value, as in --set training.lr=0.05")
+            raise UserError(f"settings has {setting!r}; expected key=value, as in training.lr=0.05")
         try:
             yield key.strip(), parse_value(text.strip())
         except (RecursionError, ValueError) as error:
-            raise UserError(f"--set {key.strip()}: its value is too long or too deep to be one ({error})") from error
+            raise UserError(f"settings: the value of {key.strip()} is too long or too deeply nested ({error})") from error
 
 
 def parse_value(text: str) -> Any:
@@ -471,7 +471,7 @@ def _set(plain: dict[str, Any], key: str, value: Any) -> None:
             within[table] = {**({NAMED[table].key: named_by(found)} if table in NAMED else {}), **found.model_dump()}
         within = within[table]
         if not isinstance(within, dict):
-            raise UserError(f"--set {key}: {table} is a value, not a table")
+            raise UserError(f"settings: {key} cannot be set, as {table} is a value, not a table")
     if key in {f"{table}.{named.key}" for table, named in NAMED.items()} and within.get(last) != value:
         within.clear()  # the other fields belong to the class named before
     within[last] = value
@@ -538,7 +538,7 @@ def known_keys(kinds: Mapping[str, type[Table]]) -> dict[str, Any]:
     return dict(walk(Recipe, ""))
 
 
-_WANTED = {
+_REQUIREMENTS = {
     **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "it must be a whole number"),
     **dict.fromkeys(("float_parsing", "float_type"), "it must be a number"),
     **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "it must be a table"),
@@ -571,13 +571,13 @@ def _sentence(
             return f"{source}: {where}{shown}{'; ' if shown else ': ' if where else ''}{context['error']}"
         case "literal_error":
             same = [e for e in error.errors() if e["type"] == "literal_error" and _where(e["loc"], plain)[0] == path]
-            wanted = f"choose {', '.join(dict.fromkeys(e['ctx']['expected'].replace(' or ', ', ') for e in same))}"
-        case kind if kind in _WANTED:
-            wanted = _WANTED[kind].format(**context)
+            requirement = f"choose {', '.join(dict.fromkeys(e['ctx']['expected'].replace(' or ', ', ') for e in same))}"
+        case kind if kind in _REQUIREMENTS:
+            requirement = _REQUIREMENTS[kind].format(**context)
         case _:
             message = problem["msg"].removeprefix("Input ").removeprefix("Value error, ")
-            wanted = f"it {message}" if message.startswith("should") else message
-    return f"{source}: {key} is {value!r}; {wanted}"
+            requirement = f"it {message}" if message.startswith("should") else message
+    return f"{source}: {key} is {value!r}; {requirement}"
 
 
 def _is_specific(problem: ErrorDetails) -> bool:

@@ -126,7 +126,7 @@ class Description:
             self._everyone_short = f", {_newest(record, 'all')} all"
             self._everyone = f"accuracy {_newest(record, 'all')} (all clients, round {record.round}), "
         if record.loss is None:
-            return f"{self._everyone}nobody replied"
+            return f"{self._everyone}no client replied"
         return f"{self._everyone}{_newest(record, 'participants')} (this round's), loss {record.loss:.3f}"
 
 

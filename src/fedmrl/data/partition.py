@@ -209,8 +209,8 @@ def train_test(own: Indices, y: Indices, share: float, seed: int, client: int) -
     sizes = np.diff(cuts)
     quota = share * sizes
     tests = np.minimum(np.floor(quota).astype(np.int64), sizes - 1)
-    wanted = max(1, round(share * len(own)))
-    while (missing := wanted - tests.sum()) > 0 and len(able := np.flatnonzero(tests < sizes - 1)):
+    target = max(1, round(share * len(own)))
+    while (missing := target - tests.sum()) > 0 and len(able := np.flatnonzero(tests < sizes - 1)):
         # Classes furthest below their quota come first, each once per pass. Ties are random: else clients of few samples
         # would all be tested on the first classes.
         tests[able[np.lexsort((rng.random(len(able)), (tests - quota)[able]))[:missing]]] += 1

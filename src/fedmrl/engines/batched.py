@@ -140,10 +140,10 @@ class BatchedEngine(Engine):
             for first in range(0, len(members), slots.count):
                 yield slots, members[first : first + slots.count]
 
-    def _slots_for(self, family: Family, wanted: int, grow: bool) -> Slots:
+    def _slots_for(self, family: Family, requested: int, grow: bool) -> Slots:
         slots, asked = self._slots.get(id(family), (None, 0))
-        wanted = max(wanted, self._largest[id(family)])
-        if slots is None or (grow and wanted > asked):
+        requested = max(requested, self._largest[id(family)])
+        if slots is None or (grow and requested > asked):
             # Free the smaller stack first, with everything that refers to its memory.
             for spec in family.specs:
                 self._nets.pop(spec, None)
@@ -151,19 +151,19 @@ class BatchedEngine(Engine):
             self._judges = [known for known in self._judges if known[0] is not slots]
             self._slots.pop(id(family), None)
             slots = None
-            slots = Slots(family, self._fitting(family, wanted))
-            self._slots[id(family)] = (slots, wanted)
+            slots = Slots(family, self._fitting(family, requested))
+            self._slots[id(family)] = (slots, requested)
         return slots
 
-    def _fitting(self, family: Family, wanted: int) -> int:
+    def _fitting(self, family: Family, requested: int) -> int:
         """How many clients are trained at once: all, or equal groups that fit into memory."""
         gc.collect()  # dropped programs form reference cycles, which hold memory until collected
         longest = max(len(member.train) for setting in self.settings for member in setting.members.values())
         each = family.bytes_of_client + min(self.setting.training.batch_size, longest) * family.bytes_of_sample
         at_once = max(1, int(_FILLED * free_bytes(self.setting.device) // each))
-        chosen = -(-wanted // -(-wanted // at_once))
-        if chosen < wanted:
-            self.tell(f"{chosen} of {wanted} clients are trained at once, as more do not fit into memory")
+        chosen = -(-requested // -(-requested // at_once))
+        if chosen < requested:
+            self.tell(f"{chosen} of {requested} clients are trained at once, as more do not fit into memory")
         return chosen
 
     def _seat(self, slots: Slots, turns: Sequence[Turn]) -> None:
@@ -338,5 +338,5 @@ def _fetched(counts: Mapping[tuple[int, int], Mapping[str, Mapping[str, Tensor]]
     flat = [count for views in counts.values() for modes in views.values() for count in modes.values()]
     values = iter(torch.stack(flat).tolist() if flat else [])
     return {
-        who: {view: {mode: next(values) for mode in modes} for view, modes in views.items()} for who, views in counts.items()
+        key: {view: {mode: next(values) for mode in modes} for view, modes in views.items()} for key, views in counts.items()
     }

@@ -198,8 +198,8 @@ def shares(clients: int, pixels: int, patch: int, channels: int) -> tuple[int, i
     """Splits a sum over all pixels into parts: the pixels of each, and the number of parts."""
     tile, rows, _ = _weights_tile(channels)
     blocks = triton.cdiv(patch, tile)
-    wanted = max(1, min(_PROGRAMS // (clients * blocks), triton.cdiv(pixels, rows)))
-    each = triton.cdiv(triton.cdiv(pixels, wanted), rows) * rows
+    parts = max(1, min(_PROGRAMS // (clients * blocks), triton.cdiv(pixels, rows)))
+    each = triton.cdiv(triton.cdiv(pixels, parts), rows) * rows
     return each, triton.cdiv(pixels, each)
 
 

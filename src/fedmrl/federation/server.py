@@ -126,7 +126,7 @@ class Federation:
     ) -> Record:
         """A round's record for `rounds.jsonl`."""
         answered = [reply.client for reply in replies]
-        everyone = self.recipe.evaluates_all(round_.index + 1)
+        all_clients = self.recipe.evaluates_all(round_.index + 1)
         up = sum((size(reply.upload) for reply in replies), Size())
         down = sum((size(request.content or {}) for request in asked), Size())
         return Record(
@@ -136,7 +136,7 @@ class Federation:
             loss=summaries.mean(losses) if losses else None,
             accuracy=RoundAccuracy(
                 participants=_means(accuracy, answered) if answered else None,
-                all=_means(accuracy, self.everyone) if everyone else None,
+                all=_means(accuracy, self.everyone) if all_clients else None,
             ),
             up=Sent(**asdict(up)),
             down=Sent(**asdict(down)),
@@ -254,11 +254,10 @@ def one_round(clients: Clients, runs: Sequence[Federation]) -> dict[int, Snapsho
 
     # Evaluate the participants, or at regular rounds all clients.
     states = {run.number: {**run.now.states, **{r.client: r.state for r in answered[run.number]}} for run in going}
-    everyone = runs[0].recipe.evaluates_all(round_.index + 1)
-    who = {run.number: run.everyone if everyone else [r.client for r in answered[run.number]] for run in going}
-    accuracy = evaluate(
-        clients, {run.number: (run, who[run.number], states[run.number], servers[run.number]) for run in going}, runs[0].modes
-    )
+    all_clients = runs[0].recipe.evaluates_all(round_.index + 1)
+    evaluated = {run.number: run.everyone if all_clients else [r.client for r in answered[run.number]] for run in going}
+    evaluations = {run.number: (run, evaluated[run.number], states[run.number], servers[run.number]) for run in going}
+    accuracy = evaluate(clients, evaluations, runs[0].modes)
     watch.passed("evaluate")
 
     # Record.
@@ -284,12 +283,12 @@ def evaluate(
     result: dict[int, Accuracies] = {
         number: {view: {mode: {} for mode in modes} for view in run.recipe.views} for number, (run, *_) in evaluations.items()
     }
-    longest = max((len(who) for _, who, *_ in evaluations.values()), default=0)
+    longest = max((len(evaluated) for _, evaluated, *_ in evaluations.values()), default=0)
     for first in range(0, longest, each := clients.at_once):
         requests = [
             request
-            for run, who, states, server in evaluations.values()
-            for request in run.evaluation(who[first : first + each], states, server)
+            for run, evaluated, states, server in evaluations.values()
+            for request in run.evaluation(evaluated[first : first + each], states, server)
         ]
         for score in clients.evaluate(requests, modes):
             tested = clients.roster(score.run)[score.client].test
@@ -345,9 +344,9 @@ def _diverged(answered: Mapping[int, Sequence[Reply]], round_: Round) -> dict[in
     return found
 
 
-def _means(accuracy: Accuracies, who: Iterable[int]) -> Means:
+def _means(accuracy: Accuracies, clients: Iterable[int]) -> Means:
     """The unweighted mean over these clients, by view and mode."""
-    chosen = set(who)
+    chosen = set(clients)
     return Means.model_validate(
         {
             view: {mode: summaries.mean(of[k] for k in of if k in chosen) for mode, of in modes.items()}
