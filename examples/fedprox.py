@@ -1,4 +1,4 @@
-"""A method of one's own: FedProx (Li et al., 2020), for clients that all have the same model."""
+"""A custom method: FedProx (Li et al., 2020), for clients that all have the same model."""
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -15,17 +15,17 @@ from fedmrl.models import Split
 
 @fedmrl.register
 class FedProx(fedmrl.WeightSharing):
-    """The whole model is averaged, and each client stays near the one that it was sent."""
+    """The whole model is averaged, and a proximal term keeps each client near the model it received."""
 
     name = "fedprox"
     title = "FedProx"
     colour = "#8a5a00"
     shares = ("local",)
 
-    mu: Annotated[float, Field(ge=0)] = Field(0.01, description="how strongly a client is held near the model that it was sent")
+    mu: Annotated[float, Field(ge=0)] = Field(0.01, description="weight of the proximal term")
 
     def check(self, clients: Sequence[Split], labels: Sequence[str]) -> None:
-        """All models must have the same shape."""
+        """Raises `UserError` unless all models have the same shape."""
         shapes = [{name: tensor.shape for name, tensor in model.state_dict().items()} for model in clients]
         for client, shape in enumerate(shapes):
             if shape != shapes[0]:
@@ -35,20 +35,20 @@ class FedProx(fedmrl.WeightSharing):
                 )
 
     def build(self, local: Split, task: Task) -> ClientNet:
-        """The client's model, and a copy of it as it was sent."""
+        """The client's model, and a copy of the model it received."""
         return ClientNet({"local": local, "sent": deepcopy(local)})
 
     def new_shared(self, common: Common) -> dict[str, nn.Module]:
-        """The first model; where all models are alike, the small one is one of them."""
+        """The initial model; if all models are equal, the small one is, too."""
         return {"local": common.small_model()}
 
     def receive(self, net: ClientNet, content: Mapping[str, Tensor]) -> None:
-        """The model is replaced by the server's, and so is the copy."""
+        """Replaces the model and the copy by the server's."""
         load(net, content)
         load(net, {name.replace("local.", "sent.", 1): tensor for name, tensor in content.items()})
 
     def loss(self, net: ClientNet, batch: Batch) -> Tensor:
-        """CE(local) + μ/2 · the squared distance to the model that was sent."""
+        """CE(local) + μ/2 · the squared distance to the received model."""
         pairs = zip(net.local.parameters(), net.sent.parameters(), strict=True)
         distance = sum((own - sent.detach()).square().sum() for own, sent in pairs)
         return batch.mean(F.cross_entropy(net.local(batch.x), batch.y_B, reduction="none")) + self.mu / 2 * distance

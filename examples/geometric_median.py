@@ -1,4 +1,4 @@
-"""An aggregation rule of one's own: the geometric median (Pillutla et al., 2022), which few liars cannot move far."""
+"""A custom aggregation rule: the geometric median (Pillutla et al., 2022), robust to few Byzantine clients."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated
@@ -16,12 +16,12 @@ class GeometricMedian(fedmrl.Aggregation):
     """The point with the smallest sum of distances to all uploads."""
 
     name = "geometric-median"
-    summary = "the point that is nearest to all uploads together"
+    summary = "the point with the smallest sum of distances to all uploads"
 
     steps: Annotated[int, Field(ge=1)] = Field(20, description="steps of Weiszfeld's algorithm")
 
     def combine(self, contents: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> dict[str, Tensor]:
-        """The mean, again and again: each upload counts the less, the farther it lies from the last one."""
+        """Repeats the weighted mean, with weights inverse to the distance from the last one (Weiszfeld's algorithm)."""
         points = torch.stack([torch.cat([tensor.flatten().double() for tensor in content.values()]) for content in contents])
         counts = torch.tensor(weights, dtype=torch.float64, device=points.device)
         shares = counts / counts.sum()

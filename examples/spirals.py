@@ -1,4 +1,4 @@
-"""A dataset of one's own: points on the arms of a spiral, a class for each arm."""
+"""A custom dataset: points on the arms of a spiral, one class per arm."""
 
 from typing import Annotated
 
@@ -10,16 +10,16 @@ import fedmrl
 
 @fedmrl.register
 class Spirals(fedmrl.DataSource):
-    """Points on the arms of a spiral, as two numbers each."""
+    """Points in the plane, on the arms of a spiral."""
 
     name = "spirals"
 
-    arms: Annotated[int, Field(ge=2, le=20)] = Field(3, description="how many arms, and so classes, there are")
+    arms: Annotated[int, Field(ge=2, le=20)] = Field(3, description="number of arms, each a class")
     samples: Annotated[int, Field(ge=1)] = Field(300, description="points on each arm")
-    noise: Annotated[float, Field(ge=0)] = Field(0.1, description="the standard deviation of points around their arm")
+    noise: Annotated[float, Field(ge=0)] = Field(0.1, description="standard deviation of the points around their arm")
 
     def read(self) -> fedmrl.Samples:
-        """The points, the same ones each time."""
+        """Draws the points, from a fixed seed."""
         rng = np.random.default_rng(0)
         y = np.repeat(np.arange(self.arms), self.samples)
         along = rng.uniform(0.2, 1.0, len(y))

@@ -53,13 +53,13 @@ def test_a_kind_of_model_is_whatever_has_a_label_and_builds_one():
         ({"models": net()}, "client 0's is a Sequential"),
         ({"models": "net"}, "client 0's is a str"),
         ({"models": [OWN] * 3}, "3 models were given for 4 clients; give one for each"),
-        ({"out": 3}, "out is 3; it must be the name of a folder"),
-        ({"out": ""}, "out is ''; it must be the name of a folder"),
+        ({"out": 3}, "out is 3; it must name a folder"),
+        ({"out": ""}, "out is ''; it must name a folder"),
         ({"data": "digits"}, "data is a str; leave it out"),
         ({"on_round": 3}, "on_round is 3; it must be a function"),
         ({"on_notice": "print"}, "on_notice is 'print'; it must be a function"),
-        ({"device": None}, "there is no None; choose auto, cpu or cuda"),
-        ({"engine": 3}, "there is no 3; choose auto"),
+        ({"device": None}, "device is None; choose auto, cpu or cuda"),
+        ({"engine": 3}, "is 3; choose auto"),
     ],
 )
 def test_what_run_is_given_is_of_the_type_it_must_be(given, says, tmp_path, monkeypatch):

@@ -110,7 +110,7 @@ def test_a_run_that_is_refused_leaves_no_new_folder(fedmrl, command):
 def test_runs_that_is_a_file_is_told(fedmrl):
     Path("runs").write_text("")
     code, _, err = fedmrl("run", "quickstart", *TINY)
-    assert (code, err) == (2, "fedmrl: runs is a file; remove it, or name another folder with --out\n")
+    assert (code, err) == (2, "fedmrl: runs is a file; remove it, or choose another output folder\n")
 
 
 def test_a_runs_own_config_gives_the_same_numbers_again(fedmrl):
@@ -202,7 +202,7 @@ def test_an_interrupted_comparison_goes_on(fedmrl, monkeypatch):
     command = ["compare", "quickstart", *TINY, "--methods", "fedmrl,standalone", "--out", "c"]
     monkeypatch.setattr(ReferenceEngine, "_train_one", stop)
     code, _, err = fedmrl(*command)
-    assert code == 130 and "stopped before a round was whole" in err and "--out c --resume" in err
+    assert code == 130 and "stopped before the first round ended" in err and "--out c --resume" in err
     monkeypatch.setattr(ReferenceEngine, "_train_one", real)
     code, out, _ = fedmrl(*command, "--resume")
     assert code == 0 and "Standalone" in out
@@ -246,8 +246,8 @@ MISTAKES = [
     (["run", "quickstart", "--seeds", "0,0"], "seeds must be different"),
     (["run", "quickstart", "--seeds", "0,1", "--resume"], "give the folder that holds them, as in"),
     (["run", "quickstart", "--seeds", "0,1", "--resume", "--out", "none"], "none holds no such runs to resume"),
-    (["bench", "quickstart", "--ways", "compiled", "--device", "cpu"], "captured and compiled are for a GPU"),
-    (["bench", "quickstart", "--precisions", "fp8"], "--precisions: choose from fp32, tf32, bf16, fp64"),
+    (["bench", "quickstart", "--ways", "compiled", "--device", "cpu"], "captured and compiled need a GPU"),
+    (["bench", "quickstart", "--precisions", "fp8"], "precisions is fp8; choose from fp32, tf32, bf16, fp64"),
     (["bench", "quickstart", "--out", "nowhere/bench.json"], "nowhere/bench.json cannot be written"),
     (["run", "broken.toml"], "broken.toml is not TOML"),
     (["run", "nothing.toml"], "nothing.toml cannot be read"),
@@ -267,9 +267,9 @@ MISTAKES = [
     (["run", "paper/cifar10-n10", "--set", "data.dir=."], "data_batch_1.bin is missing and 5 more"),
     (["run", "corrupt"], "is not the official file (its MD5 differs)"),
     (["run", "quickstart", "--set", "data.name=arrays", "--set", "data.file=bad.npz"], "cannot be read as an .npz file"),
-    (["run", "quickstart", "--out", "used"], "used already holds a run; name another --out, or go on with it by --resume"),
-    (["run", "quickstart", "--out", "full"], "full is not empty; name a new folder"),
-    (["run", "quickstart", "--out", "broken.toml"], "broken.toml is a file; --out must name a folder"),
+    (["run", "quickstart", "--out", "used"], "used already holds a run; choose another output folder, or resume the run"),
+    (["run", "quickstart", "--out", "full"], "full is not empty; choose a new output folder"),
+    (["run", "quickstart", "--out", "broken.toml"], "broken.toml is a file; the output must be a folder"),
     (["run", "quickstart", "--out", "used", "--resume"], "used was started with another recipe: "),
     (["run", "quickstart", "--out", "full", "--resume"], "full holds no run to resume"),
     (["run", "quickstart", "--resume"], "--resume needs to know which run"),
@@ -282,7 +282,7 @@ MISTAKES = [
     (["run", "unlike", "--set", "method.name=lg-fedavg"], "client 0 (CNN(2-2-8-6)) has one of shape [10, 6] where client 1 "),
     (["run", "unlike", "--set", "method.name=fedproto"], "client 0 (CNN(2-2-8-6)) has 6 dimensions where client 1 "),
     (["compare", "unlike", "--methods", "standalone,lg-fedavg"], "lg-fedavg averages headers"),
-    (["compare", "quickstart", "--methods", "fedmrl,fedavg"], "--methods is 'fedavg', which is no method; did you mean"),
+    (["compare", "quickstart", "--methods", "fedmrl,fedavg"], "--methods is 'fedavg', which is not a known method; did you"),
     (["compare", "quickstart", "--methods", "fd,fd"], "name different methods"),
     (["compare", "quickstart", "--seeds", "a"], "give whole numbers separated by commas"),
     (["compare", "quickstart", "--seeds", "1,1"], "seeds must be different"),

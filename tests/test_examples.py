@@ -106,7 +106,7 @@ def test_what_is_registered_no_more_is_named_with_where_it_came_from(fedmrl, own
     config.write_text(config.read_text().replace(f'imports = [\n    "{own.parent / "fedprox.py"}",\n]\n', ""))
     forget(monkeypatch)
     code, _, err = fedmrl("run", "one", "--out", "two")
-    assert code == 2 and "method.name is 'fedprox', which is no method" in err
+    assert code == 2 and "method.name is 'fedprox', which is not a known method" in err
     assert f"method.name came from {own.parent / 'fedprox.py'}" in err
 
 

@@ -21,7 +21,7 @@ def test_a_link_stays_and_what_it_points_to_is_written(tmp_path):
 
 def test_what_is_not_a_plain_file_is_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UserError, match="pipe is not a plain file"):
+    with pytest.raises(UserError, match="pipe is not a regular file"):
         write_whole(tmp_path / "pipe", "text")
     assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
 

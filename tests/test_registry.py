@@ -56,10 +56,10 @@ def test_two_files_of_one_name_do_not_meet(file, tmp_path):
 
 
 def test_nobody_takes_a_name_that_is_taken(file):
-    with pytest.raises(UserError, match="there is a method 'fedmrl' already, by fedmrl itself; choose another name"):
+    with pytest.raises(UserError, match="fedmrl itself has already registered a method 'fedmrl'; choose another name"):
         import_all([file(METHOD.replace('"mine"', '"fedmrl"'))])
     import_all([first := file(METHOD)])
-    with pytest.raises(UserError, match=f"there is a method 'mine' already, by {first}"):
+    with pytest.raises(UserError, match=f"{first} has already registered a method 'mine'"):
         import_all([file(METHOD, "other.py")])
 
 
@@ -77,7 +77,7 @@ def test_a_name_must_fit_into_commands_and_folders(file, name):
         ("import nosuchmodule", r"there is no module nosuchmodule\); install it"),
         ("import sys\nsys.exit(3)", "SystemExit: 3, line 2"),
         ("import fedmrl\nfedmrl.register(3)", "3 cannot be registered; it must be a class derived from one of fedmrl.Method"),
-        ("import fedmrl\n@fedmrl.register\nclass A(fedmrl.Method): pass", "A cannot be registered: it lacks loss"),
+        ("import fedmrl\n@fedmrl.register\nclass A(fedmrl.Method): pass", "A cannot be registered: it does not define loss"),
         ("import fedmrl\nclass A(fedmrl.Standalone):\n    colour = 'red'", "A.colour is 'red'; write it as in '#cf4a00'"),
     ],
 )

@@ -69,7 +69,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """A public name is loaded when it is first used, so that `import fedmrl` alone loads no torch."""
+    """Loads public names on first use, so that `import fedmrl` does not import torch."""
     if name in _SUBMODULES:
         return import_module(f"fedmrl.{name}")
     if name not in _MODULE_OF:

@@ -1,4 +1,4 @@
-"""The program's entry: what stops it while it is still loading is answered in a sentence, too."""
+"""The program's entry point, which handles signals while the command line loads."""
 
 import os
 import signal
@@ -8,8 +8,8 @@ from typing import Any
 
 
 def main() -> None:
-    """Load the command line, which takes seconds, and run it."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it was started to ignore Ctrl-C
+    """Loads the command line, which takes seconds, and runs it."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # otherwise Ctrl-C is ignored on purpose
         signal.signal(signal.SIGINT, _stop)
     signal.signal(signal.SIGTERM, _stop)
     from fedmrl import cli
@@ -19,7 +19,7 @@ def main() -> None:
     except SystemExit as end:
         if end.code != 130:
             raise
-        # After a Ctrl-C inside `exec`, which imports use, Python would end by SIGINT whatever exit code it is given.
+        # After a Ctrl-C inside `exec`, which imports use, Python would exit by SIGINT whatever the exit code.
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError):
                 stream.flush()
@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def _stop(*_: Any) -> None:
-    """End here and now: an exception that is raised in the middle of an import may be taken for a failed one."""
+    """Exits at once, as an exception during an import may be mistaken for a failed import."""
     os.write(2, b"fedmrl: stopped before training began\n")
     os._exit(130)
 

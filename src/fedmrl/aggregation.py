@@ -1,4 +1,4 @@
-"""Aggregation: how the server makes one set of weights of those that clients sent, also when some of them lie.
+"""Aggregation rules: how the server combines clients' weights, including rules robust to Byzantine clients.
 
 Legend of shapes: K clients.
 """
@@ -19,23 +19,23 @@ from fedmrl.table import Named
 
 
 class Aggregation(Named, ABC):
-    """A rule by which the server combines clients' weights; what it can be set to are its fields."""
+    """A rule by which the server combines clients' weights; its fields are its settings."""
 
     summary: ClassVar[str]
 
     @abstractmethod
     def combine(self, contents: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> Tensors:
-        """One set of weights of several equally named ones, in the order of clients; `weights` say how much each counts."""
+        """Combines the clients' tensors, which have equal names and come in the order of clients, weighted by `weights`."""
 
     def check(self, clients: int) -> None:
-        """Refuses, in a sentence, a number of clients that the rule cannot work with; asked at the start, and in each round."""
+        """Raises `UserError` if the rule cannot work with this number of clients; called at the start and in each round."""
 
 
 RULES: Registry[type[Aggregation]] = Registry("aggregation rule", "fedmrl.aggregation")
 
 
 class Mean(Aggregation):
-    """The weighted mean: exact, and led astray by a single client that lies."""
+    """The weighted mean, which a single Byzantine client can corrupt."""
 
     name: ClassVar[str] = "mean"
     summary: ClassVar[str] = "the mean, weighted as method.weighting says"
@@ -46,44 +46,44 @@ class Mean(Aggregation):
 
 
 class Median(Aggregation):
-    """The middle value of each number (Yin et al., 2018): right as long as fewer than half of the clients lie."""
+    """The coordinate-wise median (Yin et al., 2018), robust while fewer than half of the clients are Byzantine."""
 
     name: ClassVar[str] = "median"
-    summary: ClassVar[str] = "of each number the middle one, all clients alike"
+    summary: ClassVar[str] = "the coordinate-wise median, unweighted"
 
     def combine(self, contents: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> Tensors:
-        """The median; of an even number of clients, the mean of the two in the middle."""
+        """The median; for an even number of clients, the mean of the middle two."""
         return _trimmed(contents, (len(contents) - 1) // 2)
 
 
 class TrimmedMean(Aggregation):
-    """The mean of each number without the outermost ones (Yin et al., 2018)."""
+    """The coordinate-wise mean without the extreme values (Yin et al., 2018)."""
 
     name: ClassVar[str] = "trimmed-mean"
-    summary: ClassVar[str] = "of each number the mean without the lowest and the highest ones, all clients alike"
+    summary: ClassVar[str] = "the coordinate-wise mean without the lowest and highest values, unweighted"
 
     trim: Annotated[float, Field(gt=0, lt=0.5)] = Field(
         0.1, description="the share of clients that is left out at each end, rounded up"
     )
 
     def combine(self, contents: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> Tensors:
-        """The trimmed mean; something is always left, however few clients there are."""
-        # 0.1 × 10 is a little more than 1 in binary, and one is meant.
+        """The trimmed mean, of at least one value."""
+        # In binary 0.1 × 10 is slightly more than 1, which must not round up to 2.
         cut = math.ceil(self.trim * len(contents) - 1e-9)
         return _trimmed(contents, min(cut, (len(contents) - 1) // 2))
 
 
 class Krum(Aggregation):
-    """The weights that lie closest to their neighbours' (Blanchard et al., 2017): one client's, whole."""
+    """Krum (Blanchard et al., 2017): the weights of the client that is closest to its neighbours."""
 
     name: ClassVar[str] = "krum"
-    summary: ClassVar[str] = "the client's whose weights are closest to most others'; or the mean of a few of them"
+    summary: ClassVar[str] = "the weights of the client closest to most others, or the mean of several such clients"
 
-    liars: Annotated[int, Field(ge=0)] = Field(1, description="how many clients of a round may lie")
-    keep: Annotated[int, Field(ge=1)] = Field(1, description="how many clients' weights are averaged; above 1 it is Multi-Krum")
+    liars: Annotated[int, Field(ge=0)] = Field(1, description="number of Byzantine clients to tolerate in a round")
+    keep: Annotated[int, Field(ge=1)] = Field(1, description="number of clients to average; above 1: Multi-Krum")
 
     def check(self, clients: int) -> None:
-        """Krum is proven for rounds of at least 2 · liars + 3 clients."""
+        """Raises `UserError` below 2 · liars + 3 clients, for which Krum has no guarantee."""
         if clients < 2 * self.liars + 3:
             raise UserError(
                 f"aggregation.liars is {self.liars}, for which krum needs at least {2 * self.liars + 3} clients a round, and "
@@ -96,7 +96,7 @@ class Krum(Aggregation):
             )
 
     def combine(self, contents: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> Tensors:
-        """The mean of the `keep` clients' with the lowest scores: the sum of squared distances to the nearest others."""
+        """The mean of the `keep` clients with the lowest sum of squared distances to their nearest neighbours."""
         chosen = krum_order(contents, self.liars)[: self.keep]
         return weighted_mean([contents[k] for k in sorted(chosen)], [1] * len(chosen))
 
@@ -108,7 +108,7 @@ MEAN = Mean()
 
 
 def combine(rule: Aggregation, contents: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> Tensors:
-    """What a rule makes of several clients' weights; refused unless it is of the form of each of them."""
+    """Combines clients' weights by a rule, and checks that the result has their names, shapes and dtypes."""
     try:
         rule.check(len(contents))
         combined = rule.combine(contents, weights)
@@ -132,14 +132,14 @@ def weighted_mean(contents: Iterable[Mapping[str, Tensor]], weights: Iterable[fl
     mean, shares = {}, torch.tensor(weights, dtype=torch.float64) / sum(weights)
     for name, tensor in contents[0].items():
         stacked = torch.stack([content[name] for content in contents]).double()
-        # Without a wait for the device, which `torch.tensor(…, device=…)` would mean.
+        # Unlike `torch.tensor(…, device=…)`, this does not wait for the device.
         shares = shares.to(tensor.device, non_blocking=True)
         mean[name] = (stacked * shares.view(-1, *[1] * tensor.ndim)).sum(dim=0).to(tensor.dtype)
     return mean
 
 
 def _trimmed(contents: Sequence[Mapping[str, Tensor]], cut: int) -> Tensors:
-    """Of each number the mean without the `cut` lowest and the `cut` highest ones."""
+    """The coordinate-wise mean without the `cut` lowest and `cut` highest values."""
     combined = {}
     for name, tensor in contents[0].items():
         sorted_K = torch.stack([content[name] for content in contents]).double().sort(dim=0).values
@@ -148,7 +148,7 @@ def _trimmed(contents: Sequence[Mapping[str, Tensor]], cut: int) -> Tensors:
 
 
 def krum_order(contents: Sequence[Mapping[str, Tensor]], liars: int) -> list[int]:
-    """The clients' places, the one closest to its neighbours first.
+    """The clients' indices, ordered by distance to their nearest neighbours.
 
     >>> krum_order([{"w": torch.tensor([x])} for x in (1.0, 1.1, 1.35, 9.0, 1.2)], liars=1)[:2]
     [1, 4]
@@ -156,6 +156,6 @@ def krum_order(contents: Sequence[Mapping[str, Tensor]], liars: int) -> list[int
     flat_K = torch.stack([torch.cat([tensor.flatten().double() for tensor in content.values()]) for content in contents])
     distances_KK = torch.stack([(flat_K - own).square().sum(dim=1) for own in flat_K])
     neighbours = max(1, len(contents) - liars - 2)
-    # Each client's nearest is itself, at distance 0.
+    # Each client's nearest neighbour is itself, at distance 0.
     scores_K = distances_KK.sort(dim=1).values[:, 1 : neighbours + 1].sum(dim=1)
     return [int(k) for k in scores_K.argsort(stable=True)]

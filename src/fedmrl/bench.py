@@ -1,4 +1,4 @@
-"""How fast a round runs, engine by engine, where its time goes, and how far each way of running it is from the reference."""
+"""Benchmarks of a round: speed, time by stage, and deviation from the reference engine, for each way of running it."""
 
 import math
 import statistics
@@ -24,7 +24,7 @@ from fedmrl.methods import Round
 
 WAYS = ("reference", "eager", "captured", "compiled")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp64")
-BENCH_COLUMNS = ("way", "samples/s", "round", "train", "evaluate", "error")  # all that fits into 80 columns
+BENCH_COLUMNS = ("way", "samples/s", "round", "train", "evaluate", "error")  # as many as fit into 80 characters
 _NOISE = 60_000  # images
 
 
@@ -52,11 +52,11 @@ def measure(
     on_row: Callable[[str], None] = lambda _: None,
     on_step: Callable[[str, int, int], None] = lambda *_: None,
 ) -> dict[str, Any]:
-    """Time the recipe's first round in each way; the result goes straight into a JSON file.
+    """Times the recipe's first round in each way, and returns the result as JSON data.
 
-    A round is to train (of which `encode` is a part), to aggregate, and to evaluate those who took part. A row's error is how
-    far its clients' parameters end from where the reference engine brings them in 32 bits, in units of how far they moved.
-    `on_step` hears what is being measured, and how many rounds of a seed are done of how many.
+    A round trains (which includes `encode`), aggregates, and evaluates the participants. A row's error is the distance of its
+    clients' parameters to the reference engine's in 32 bits, relative to how far those moved. `on_step(label, done, total)`
+    is called with the rounds done so far.
     """
     place = pick_device(device)
     data = noise(recipe) if on_noise else sources.load(recipe.data)
@@ -76,7 +76,7 @@ def measure(
         on_row(f"{row.label}: measuring {repeats} round{'' if repeats == 1 else 's'} after a first one …")
         found = _measured(row, recipe, place, data, repeats, before, partial(passed, row))
         measured.append(found)
-        on_row(f"{row.label}: {found['shown'][1]} samples/s, ready after {_said(found['seconds_to_start'])}")
+        on_row(f"{row.label}: {found['shown'][1]} samples/s, ready after {_format_seconds(found['seconds_to_start'])}")
     return {
         "recipe": name,
         "method": recipe.method.name,
@@ -93,24 +93,24 @@ def measure(
 def _rows(
     place: torch.device, recipe: Recipe, ways: Sequence[str] | None, precisions: Sequence[str] | None, fused: int
 ) -> Iterator[_Row]:
-    for given, known, option in ((ways, WAYS, "--ways"), (precisions, PRECISIONS, "--precisions")):
+    for given, known, name in ((ways, WAYS, "ways"), (precisions, PRECISIONS, "precisions")):
         if given is not None and (not given or set(given) - set(known)):
-            raise UserError(f"{option}: choose from {', '.join(known)}, separated by commas")
+            raise UserError(f"{name} is {','.join(given) or 'empty'}; choose from {', '.join(known)}")
     gpu = place.type == "cuda"
-    there = ways or (WAYS if gpu else ("reference", "eager"))
-    if not gpu and set(there) & {"captured", "compiled"}:
-        raise UserError("--ways: captured and compiled are for a GPU, and this is a CPU; choose reference or eager")
+    available = ways or (WAYS if gpu else ("reference", "eager"))
+    if not gpu and set(available) & {"captured", "compiled"}:
+        raise UserError("ways: captured and compiled need a GPU, and this is a CPU; choose reference or eager")
     chosen = precisions or (("fp32", "tf32", "bf16") if gpu else (recipe.training.precision,))
-    for way in there:
-        # The last way is shown in every precision, the others in the first.
-        for precision in chosen if way == there[-1] else chosen[:1]:
+    for way in available:
+        # The last way is measured in every precision, the others in the first.
+        for precision in chosen if way == available[-1] else chosen[:1]:
             yield _Row(way, precision)
     if fused > 1:
-        yield _Row(there[-1], chosen[-1], fused)
+        yield _Row(available[-1], chosen[-1], fused)
 
 
 def noise(recipe: Recipe) -> Dataset:
-    """Random images, as many and as large as CIFAR's, with as many classes as it takes."""
+    """Random images of CIFAR's number and size, with 100 classes for CIFAR-100 and 10 otherwise."""
     classes = 100 if recipe.data.name == "cifar100" else 10
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (_NOISE, 3, 32, 32), dtype=np.uint8)
@@ -125,7 +125,7 @@ def _settings(recipe: Recipe, place: torch.device, data: Dataset, precision: str
 
 
 def first_turns(recipe: Recipe, settings: Sequence[Setting]) -> list[Turn]:
-    """The first round's, of each run."""
+    """The turns of each run's first round."""
     turns = []
     for run, setting in enumerate(settings):
         server = setting.server_start()
@@ -146,7 +146,7 @@ def _reference_states(recipe: Recipe, place: torch.device, data: Dataset) -> dic
             raise UserError(f"{what} became NaN or infinite in the first round; try a smaller training.lr")
     pairs = zip(turns, outcomes, strict=True)
     if all(torch.equal(turn.state[name], outcome.state[name]) for turn, outcome in pairs for name in turn.state):
-        raise UserError("the first round leaves all weights as they are: there is nothing to compare; try a larger training.lr")
+        raise UserError("the first round does not change any weights, so there is nothing to compare; try a larger training.lr")
     return {"from": [turn.state for turn in turns], "to": [outcome.state for outcome in outcomes]}
 
 
@@ -191,17 +191,17 @@ def _measured(
         "seconds_to_start": start,
         "error": error,
     }
-    if trainers:  # without what the host does once in a round
+    if trainers:  # without the host's work once per round
         found["steps"] = sum(trainer.steps for trainer in trainers)
         in_steps = sum(trainer.samples for trainer in trainers)
         found["step_samples_per_second"] = in_steps / (seconds["gather"] + seconds["step"])
-    spent = (_said(each) for each in (found["seconds_a_round"], seconds["train"], seconds["evaluate"]))
+    spent = (_format_seconds(each) for each in (found["seconds_a_round"], seconds["train"], seconds["evaluate"]))
     found["shown"] = (row.label, f"{found['samples_per_second']:,.0f}", *spent, f"{error:.0e}")
     return found
 
 
 def _trained_on(setting: Setting, turn: Turn) -> int:
-    """Samples of a client's turn, in every phase of it; a method may set some apart."""
+    """The training samples in all phases of a client's turn."""
     subsets = setting.subsets(turn.client)
     return sum(phase.epochs * len(subsets[phase.subset]) for phase in setting.method.phases(setting.training, turn.earlier))
 
@@ -229,7 +229,7 @@ def _aggregation(
 
 
 def _split(trainers: Sequence[Trainer], repeats: int, place: torch.device) -> dict[str, float]:
-    """What of a round's steps is for fetching and augmenting batches, and what for learning from them."""
+    """The time of a round's steps, split into gathering batches and training on them."""
     both = sum(_median(trainer.again, repeats, place) for trainer in trainers)
     alone = sum(_median(trainer.gather_again(), repeats, place) for trainer in trainers)
     return {"gather": alone, "step": both - alone}
@@ -260,5 +260,5 @@ def _since(started: float, place: torch.device) -> float:
     return time.perf_counter() - started
 
 
-def _said(seconds: float) -> str:
+def _format_seconds(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms"

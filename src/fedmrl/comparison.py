@@ -1,4 +1,4 @@
-"""Several methods in one setting: the same split, the same seeds, side by side."""
+"""Comparisons of several methods with the same split and seeds."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,7 +32,7 @@ from fedmrl.results import PROTOCOLS, DivergedRun, Outcome, RunResult
 
 @dataclass(frozen=True)
 class Comparison:
-    """How the runs of several methods ended: for each method one outcome a seed, in the order of `seeds`."""
+    """The outcomes of several methods' runs: one per method and seed, in the order of `seeds`."""
 
     title: str
     recipes: Mapping[str, Recipe]
@@ -60,15 +60,15 @@ class Comparison:
 
     @property
     def titles(self) -> dict[str, str]:
-        """What each method is called in tables; those of one method with what sets them apart."""
+        """Each method's title in tables; variants of one method show the settings in which they differ."""
         recipes = [*self.recipes.values()]
-        settings = [settings_of(one.to_toml()) for one in recipes]
-        names = names_apart([one.method.title for one in recipes], settings, [*self.recipes])
+        settings = [settings_of(recipe.to_toml()) for recipe in recipes]
+        names = names_apart([recipe.method.title for recipe in recipes], settings, [*self.recipes])
         return dict(zip(self.recipes, names, strict=True))
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
-        """The table's rows, as words, the most accurate method first; `fedmrl.report.tables.COLUMNS` names the columns."""
+        """The table's rows as text, the most accurate method first; `fedmrl.report.tables.COLUMNS` names the columns."""
         return comparison_rows(self.titles, self.outcomes)
 
     def table(self) -> str:
@@ -79,32 +79,32 @@ class Comparison:
         return f"{self.title}\n\n{self.table()}"
 
     def report(self, path: str | Path) -> Path:
-        """Write the page of these runs: one HTML file that needs nothing but a browser."""
+        """Writes the report of these runs as one self-contained HTML file."""
         target = Path(str(path))
         if target.suffix not in (".html", ".htm") or not target.parent.is_dir():
-            raise UserError(f"path is {str(path)!r}; name an .html file in a folder that there is")
+            raise UserError(f"path is {str(path)!r}; name an .html file in an existing folder")
         if not self.results:
             raise UserError("every run diverged, so there is nothing to report")
         write_whole(target, page(make_series(self.results), self.diverged))
         return target
 
     def plain(self) -> dict[str, Any]:
-        """Plain data, as `comparison.json` has it."""
+        """Plain data, as in `comparison.json`."""
         methods = {name: [_short(run) for run in runs] for name, runs in self.outcomes.items()}
         return {"title": self.title, "seeds": list(self.seeds), "methods": methods}
 
     def to_json(self) -> str:
-        """As `comparison.json` has it."""
+        """The text of `comparison.json`."""
         return json.dumps(self.plain(), indent=2) + "\n"
 
     def figure(self, path: str | Path) -> Path:
-        """Write the accuracy over the rounds as a figure, by its suffix: .png, .svg or .pdf."""
+        """Writes the accuracy over rounds as a .png, .svg or .pdf figure."""
         target = Path(str(path))
         if target.suffix not in (".png", ".svg", ".pdf"):
             raise UserError(f"path is {str(path)!r}; name a .png, .svg or .pdf file")
         recipe = next(iter(self.recipes.values()))
         share = recipe.participation if isinstance(recipe.participation, str) else f"{recipe.participation:.0%} a round"
-        subtitle = f"{recipe.data.title}, {recipe.clients} clients, {share}, {_seeds_said(self.seeds)}"
+        subtitle = f"{recipe.data.title}, {recipe.clients} clients, {share}, {_seeds_label(self.seeds)}"
         # A method that diverged with any seed has a dash in the table, and so no line in the figure.
         series = make_series(run for runs in self.outcomes.values() for run in finished(runs))
         curves = {one.name: [run.curve("fair") for run in one.runs] for one in series}
@@ -131,11 +131,11 @@ def compare(
     watch: Callable[[str], AbstractContextManager[OnRound]] | None = None,
     on_notice: OnNotice | None = None,
 ) -> Comparison:
-    """Run several methods in one setting, with the same split, models and seeds; with `out`, into that folder.
+    """Runs several methods with the same split, models and seeds, and writes them to the folder `out` if given.
 
-    `recipe` is a recipe, the name of one or its file; or several recipes by name, one for each row of the table. `methods` are
-    names or objects, or objects by the name that each gets here; all methods there are if not given. With `resume`, runs that
-    finished are kept as they are, and those that were cut short go on.
+    `recipe` is a recipe (an object, name or file), or several recipes by name, one for each row of the table. `methods` are
+    names or objects, or objects by name (default: all methods). With `resume`, finished runs are kept and interrupted ones
+    continue.
 
     >>> import fedmrl
     >>> short = {"rounds": 1, "models.local": [{"conv1": 2, "conv2": 2, "fc1": 8, "fc2": 8}]}
@@ -151,37 +151,37 @@ def compare(
         raise UserError(what)
     folder = None if out is None else Path(out)
     if resume and folder is None:
-        raise UserError("resume needs to know which comparison: name its folder as out")
+        raise UserError("resume needs the comparison's folder; name it as out")
     comparison = Comparison(title or name, recipes, seeds, {}, folder)
     folders = _folders(comparison)
     if folder is not None and not resume:
         refuse_used(folder)
     elif resume and not any((path / "config.toml").exists() for paths in folders.values() for path in paths or ()):
-        raise UserError(f"{folder} holds no such comparison to resume; leave out --resume to start one in a new folder")
+        raise UserError(f"{folder} holds no such comparison to resume; start one in a new folder without resume")
     check_engine(engine)
     check_store(store)
     if data is not None:
-        recipes = {name: with_data(one, data) for name, one in recipes.items()}
+        recipes = {name: with_data(of_method, data) for name, of_method in recipes.items()}
     data = data or _shared_data(recipes)
-    for one in recipes.values():  # what cannot be run is refused before any of it is run
+    for of_method in recipes.values():  # check all runs before starting any
         for seed in seeds:
-            prepare(one.model_copy(update={"seed": seed}), torch.device("cpu"), models, data)
-    said: set[str] = set()
+            prepare(of_method.model_copy(update={"seed": seed}), torch.device("cpu"), models, data)
+    notices: set[str] = set()
 
     def tell(line: str) -> None:
-        """What is the same for several methods is said once."""
-        if on_notice and line not in said:
-            said.add(line)
+        """Passes on a notice, once for all methods."""
+        if on_notice and line not in notices:
+            notices.add(line)
             on_notice(line)
 
     outcomes: dict[str, Sequence[Outcome]] = {}
-    for method, one in recipes.items():
+    for method, of_method in recipes.items():
         own = folders[method]
-        goes_on = resume and own is not None and any((path / "config.toml").exists() for path in own)
+        resumes = resume and own is not None and any((path / "config.toml").exists() for path in own)
         with watch(method) if watch else nullcontext() as on_round:
             outcomes[method] = run_seeds(
-                one, seeds, outs=own, resume=goes_on, device=device, engine=engine, store=store, models=models, data=data,
-                keep=False, on_round=on_round, on_notice=tell,  # states are large, and a comparison has no use for them
+                of_method, seeds, outs=own, resume=resumes, device=device, engine=engine, store=store, models=models, data=data,
+                keep=False, on_round=on_round, on_notice=tell,  # drops the large states
             )  # fmt: skip
     comparison = Comparison(comparison.title, recipes, seeds, outcomes, folder)
     if folder is not None:
@@ -197,17 +197,17 @@ def _recipes(
     methods: Iterable[str | Method] | Mapping[str, Method] | None,
     settings: Settings,
 ) -> tuple[str, dict[str, Recipe]]:
-    """What the setting is called, and a recipe for each method."""
+    """The comparison's name, and a recipe for each method."""
     if isinstance(recipe, Mapping):
-        if methods is not None or not recipe or not all(isinstance(one, Recipe) for one in recipe.values()):
-            raise UserError("recipe names several recipes; each must be a fedmrl.Recipe, and methods must be left out")
+        if methods is not None or not recipe or not all(isinstance(value, Recipe) for value in recipe.values()):
+            raise UserError("recipe is a mapping; its values must be fedmrl.Recipe objects, and methods must be left out")
         return "comparison", dict(recipe)
     named = load_named(recipe, settings)
     name, setting = named.name, named.recipe
     asked = METHODS if methods is None else methods
     if isinstance(asked, str) or not isinstance(asked, Iterable):
         raise UserError(f"methods is {methods!r}; give a list of names or of methods, as in ['fedmrl', fedmrl.FedProto()]")
-    named_here = methods.items() if isinstance(methods, Mapping) else ((None, one) for one in asked)
+    named_here = methods.items() if isinstance(methods, Mapping) else ((None, method) for method in asked)
     recipes: dict[str, Recipe] = {}
     for given, one in named_here:
         if not isinstance(one, str | Method):
@@ -230,7 +230,7 @@ def _free(name: str, taken: Mapping[str, Recipe]) -> str:
 
 
 def _folders(comparison: Comparison) -> dict[str, list[Path] | None]:
-    """Where each method's runs are written, if they are."""
+    """The folders of each method's runs, or None to write nothing."""
     folder, seeds = comparison.folder, comparison.seeds
     if folder is None:
         return dict.fromkeys(comparison.recipes)
@@ -240,7 +240,7 @@ def _folders(comparison: Comparison) -> dict[str, list[Path] | None]:
 
 
 def _shared_data(recipes: Mapping[str, Recipe]) -> Dataset | None:
-    """What all the recipes train on, loaded once; None if they differ."""
+    """The data of all recipes, loaded once; None if they differ."""
     tables = [recipe.data for recipe in recipes.values()]
     return sources.load(tables[0]) if all(table == tables[0] for table in tables) else None
 
@@ -254,5 +254,5 @@ def _short(run: Outcome) -> dict[str, Any]:
     return {**counts, "worst_client": run.worst_client, **{key: plain[key] for key in kept}}
 
 
-def _seeds_said(seeds: Sequence[int]) -> str:
+def _seeds_label(seeds: Sequence[int]) -> str:
     return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))} (line: mean, band: range)"

@@ -1,4 +1,4 @@
-"""Recipes: complete configurations as TOML, read, changed by `key=value`, checked, and written down resolved."""
+"""Recipes: complete configurations in TOML, read, overridden by `key=value`, validated, and written with all defaults."""
 
 import difflib
 import re
@@ -46,7 +46,7 @@ def _known_model(name: str) -> str:
 
 
 def _model(model: str | Model) -> Model:
-    """A model itself, or the one of that name as it comes."""
+    """A model, or the registered model of that name."""
     if isinstance(model, Model):
         return model
     found: Model = _named_model({"name": model})
@@ -54,7 +54,7 @@ def _model(model: str | Model) -> Model:
 
 
 def _named_model(given: Any) -> Any:
-    """The model that a table names, with the fields that it sets."""
+    """The model that a table names, with the table's other fields."""
     if not isinstance(given, Mapping):
         return given
     fields = dict(given)
@@ -80,7 +80,7 @@ def _how_given(model: Any) -> str:
     return "mlp" if type(model) is MLP else "named" if isinstance(model, Model) and type(model) is not CNN else "cnn"
 
 
-# Told apart by a key, not by which of them fits: so a mistake in one is not answered with what another lacks.
+# Discriminated by a key, so that an error names what is wrong in the chosen branch only.
 Network = Annotated[
     Annotated[str, AfterValidator(_known_model), Tag("name")]
     | Annotated[CNN, Tag("cnn")]
@@ -100,13 +100,13 @@ class ModelsTable(Table):
 
     local: Literal["heterogeneous", "homogeneous"] | Annotated[list[Network], Field(min_length=1)] = Field(
         "heterogeneous",
-        description="heterogeneous: client k has CNN-(k mod 5 + 1); homogeneous: all CNN-1; or a list, dealt in turn, of "
-        "names, of CNNs as {conv1, conv2, fc1, fc2}, of MLPs as {hidden}, a list of widths, and of others as {name, …}",
+        description="heterogeneous: client k has CNN-(k mod 5 + 1); homogeneous: all CNN-1; or a list, assigned in turn, of "
+        "names, CNNs as {conv1, conv2, fc1, fc2}, MLPs as {hidden}, a list of widths, and others as {name, …}",
     )
     small: Literal["auto"] | Network = Field(
         "auto",
-        description="the model that all clients share; auto: the smallest of the local ones (on 3×32×32 images); beside "
-        "models of one's own CNN-5 (for images of at least 16×16) or an MLP of 64 units, its widths halved until it is no "
+        description="the model that all clients share; auto: the smallest of the local ones (on 3×32×32 images); with "
+        "custom models CNN-5 (for images of at least 16×16) or an MLP of 64 units, its widths halved until it is no "
         "larger than the smallest of them",
     )
 
@@ -114,7 +114,7 @@ class ModelsTable(Table):
 
     @property
     def kinds(self) -> list[Model]:
-        """The local models there are, in the order in which they are dealt."""
+        """The kinds of local model, in the order in which clients get them."""
         if self.local == "heterogeneous":
             return list(CNNS.values())
         if self.local == "homogeneous":
@@ -144,22 +144,22 @@ class EvaluationTable(Table):
     """The recipe's `[evaluation]` table."""
 
     every: Annotated[int, Field(ge=1)] = Field(10, description="rounds between evaluations of all clients")
-    mode: str | None = Field(None, description="how to predict, if not the method's default (see 'fedmrl methods')")
+    mode: str | None = Field(None, description="inference mode, if not the method's default (see 'fedmrl methods')")
     targets: list[Annotated[float, Field(gt=0, le=1)]] = Field(
-        [0.5, 0.9], description="accuracies for which rounds, parameters and FLOPs to reach them are counted"
+        [0.5, 0.9], description="accuracies to which the cost in rounds, parameters and FLOPs is reported"
     )
 
 
 class Recipe(Table):
-    """A run, whole: who has what, and what is done with it."""
+    """The complete configuration of a run."""
 
-    seed: Annotated[int, Field(ge=0)] = Field(0, description="everything random follows from it")
-    rounds: Annotated[int, Field(ge=1, le=10_000_000)] = Field(100, description="how many rounds are trained")
-    clients: Annotated[int, Field(ge=1)] = Field(10, description="how many clients there are")
+    seed: Annotated[int, Field(ge=0)] = Field(0, description="the seed of all random numbers")
+    rounds: Annotated[int, Field(ge=1, le=10_000_000)] = Field(100, description="number of rounds")
+    clients: Annotated[int, Field(ge=1)] = Field(10, description="number of clients")
     participation: Annotated[float, Field(gt=0, le=1)] | Annotated[str, Field(min_length=1)] = Field(
         1.0, description="the share of clients in a round, or a JSON file that lists the clients of each round"
     )
-    imports: list[str] = Field([], description="Python files or modules that register what the recipe names beside ours")
+    imports: list[str] = Field([], description="Python files or modules that register custom classes the recipe names")
     data: DataSource = Digits()
     partition: PartitionTable = PartitionTable()
     models: ModelsTable = ModelsTable()
@@ -173,7 +173,7 @@ class Recipe(Table):
         mode, method = self.evaluation.mode, self.method
         if mode is not None and mode not in method.modes:
             raise ValueError(
-                f"evaluation.mode is {mode!r}, which {method.name} does not have as it is set; choose {_choices(method.modes)}"
+                f"evaluation.mode is {mode!r}, which {method.name} with these settings lacks; choose {_choices(method.modes)}"
             )
         return self
 
@@ -188,22 +188,22 @@ class Recipe(Table):
 
     @property
     def headline_mode(self) -> str:
-        """The mode whose accuracy counts."""
+        """The mode of the headline accuracy."""
         return self.evaluation.mode or self.method.modes[0]
 
     @property
     def headline_view(self) -> Literal["own", "aggregated"]:
-        """The view whose accuracy counts: with what the server has last, as in the paper, where that makes a difference."""
+        """The view of the headline accuracy: with the server's last shared part, as in the paper, if predictions use it."""
         return "aggregated" if self.method.hears_server else "own"
 
     @property
     def views(self) -> tuple[str, ...]:
-        """The views whose accuracy is measured: a client as it is, and after hearing the server, if it does."""
+        """The views that are evaluated: `own`, and `aggregated` if predictions depend on the server."""
         return ("own", "aggregated") if self.method.hears_server else ("own",)
 
     @property
     def recorded_modes(self) -> list[str]:
-        """The modes whose accuracy is recorded in each round, the one that counts first."""
+        """The modes recorded in each round, the headline mode first."""
         modes = self.method.modes
         return list(dict.fromkeys([self.headline_mode, *(modes if self.method.records_every_mode else modes[:1])]))
 
@@ -212,7 +212,7 @@ class Recipe(Table):
         return number % self.evaluation.every == 0 or number == self.rounds
 
     def resolved(self) -> dict[str, Any]:
-        """All of it as plain data, defaults written out; what is not set is left out."""
+        """The recipe as plain data, with defaults and without unset keys."""
         plain = self.model_dump(exclude={*NAMED, *([] if self.imports else ["imports"])}, exclude_none=True, mode="json")
         for table, named in NAMED.items():
             chosen = getattr(self, table)
@@ -220,11 +220,11 @@ class Recipe(Table):
         return plain
 
     def to_toml(self) -> str:
-        """The resolved recipe as a file that `fedmrl run` takes."""
+        """The resolved recipe as TOML, which `fedmrl run` accepts."""
         return tomli_w.dumps(self.resolved())
 
     def with_method(self, method: str | Method, changes: Mapping[str, Any] | None = None) -> "Recipe":
-        """The recipe with another method, by its name or as an object, or with other fields of the one it has."""
+        """The recipe with another method, given by name or as an object, or with changed fields of the current one."""
         if isinstance(method, Method):
             return parse_recipe({**self.tables(), "method": method}, source=method.name)
         fields = self.method.model_dump() if method == self.method.name else {}
@@ -232,28 +232,28 @@ class Recipe(Table):
 
     @property
     def origins(self) -> dict[str, str]:
-        """Where each thing that it names comes from, by its key, if it is not fedmrl's: a file, a module, or Python."""
+        """The origin of each custom class that the recipe names, by key: a file, a module, or Python."""
         return origins({table: getattr(self, table) for table in NAMED}, self.models.named)
 
     def tables(self) -> dict[str, Any]:
-        """Its keys and tables, each as it is."""
+        """The recipe's keys and tables, unchanged."""
         return {key: getattr(self, key) for key in type(self).model_fields}
 
 
 @dataclass(frozen=True)
 class NamedRecipe:
-    """A recipe with the name it goes by."""
+    """A recipe and its name."""
 
     name: str
     recipe: Recipe
 
 
 Settings = Mapping[str, Any] | Iterable[str]
-"""Changes to a recipe by the paths of its keys: `{"training.lr": 0.05}` or `["training.lr=0.05"]`."""
+"""Changes to a recipe by key path: `{"training.lr": 0.05}` or `["training.lr=0.05"]`."""
 
 
 def load_recipe(recipe: str | Path, settings: Settings = ()) -> Recipe:
-    """The recipe of that name or file, with keys changed by their paths.
+    """Loads a recipe by name or file, with changed keys.
 
     >>> load_recipe("quickstart", {"rounds": 3, "method.d1": 20}).method.d1
     20
@@ -268,12 +268,13 @@ def load_named(
     imports: Sequence[str] = (),
     on_notice: Callable[[str], None] = lambda line: None,
 ) -> NamedRecipe:
-    """The recipe that is meant, with the name it goes by: a recipe's name, a TOML file, a run's folder, or a recipe itself.
-    `settings` change keys by their paths, after the method was changed, if one is given by its name or as an object. What the
-    recipe imports, and `imports` beside it, is imported first, so that it can be named; `on_notice` hears of it.
+    """Loads a recipe from its name, a TOML file, a run's folder or an object, and returns it with its name.
+
+    `method` replaces the method (a name or an object), then `settings` change keys by their paths. The recipe's imports and
+    `imports` are imported first, which `on_notice` reports.
     """
     if method is not None and not isinstance(method, str | Method):
-        raise UserError(f"method is {method!r}; give a method's name, or a method as fedmrl.FedMRL(d1=100)")
+        raise UserError(f"method is {method!r}; give a method's name, or an object such as fedmrl.FedMRL(d1=100)")
     changes = [*_pairs(settings)]
     if isinstance(recipe, Recipe):
         plain, name, source, came_from = recipe.tables(), recipe.data.title, "settings", {}
@@ -282,7 +283,7 @@ def load_named(
         plain, source, came_from = _whole(path, on_notice), str(recipe), read_origins(path.parent)
     else:
         raise UserError(f"recipe is {recipe!r}; give the name of a recipe, a TOML file, a run's folder or a fedmrl.Recipe")
-    imports = [*imports, *_taken_imports(changes)]
+    imports = [*imports, *_pop_imports(changes)]
     if imports:
         given = [_import_path(name, Path()) for name in imports]
         import_all(given, on_notice)
@@ -302,13 +303,13 @@ def load_named(
 
 
 def read_origins(folder: Path) -> dict[str, str]:
-    """Where the run in a folder had each thing from that is not fedmrl's own, by its key."""
+    """The origins of the custom classes of the run in a folder, by key."""
     path = folder / "origins.json"
     return checked(path, dict[str, str], parsed(path, read_text(path))) if path.is_file() else {}
 
 
 def _check_origins(recipe: Recipe, came_from: Mapping[str, str], changed: Iterable[str]) -> None:
-    """Refuse to take fedmrl's own for what a run had from elsewhere; keys that were changed may name something else."""
+    """Raises `UserError` if a key that named a custom class in the run now names one of fedmrl's, unless it was changed."""
     today = recipe.origins
     tables = {key.partition(".")[0] for key in changed if key.startswith("models.")}
     for key, origin in came_from.items():
@@ -317,7 +318,7 @@ def _check_origins(recipe: Recipe, came_from: Mapping[str, str], changed: Iterab
 
 
 def _with_fields(method: Method, changes: Sequence[tuple[str, Any]]) -> tuple[Method, list[tuple[str, Any]]]:
-    """A method as an object with the fields that changes set, and the other changes. It may be registered nowhere."""
+    """Applies the changes of a method's fields to a method object, and returns it with the other changes."""
     fields = {key.removeprefix("method."): value for key, value in changes if key.startswith("method.")}
     rest = [(key, value) for key, value in changes if not key.startswith("method.")]
     if "name" in fields:
@@ -329,7 +330,7 @@ def _with_fields(method: Method, changes: Sequence[tuple[str, Any]]) -> tuple[Me
 
 
 def _changed(plain: dict[str, Any], changes: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    # Names come first: setting one drops the fields of what the recipe named there.
+    # Names come first: setting one drops the fields of what it named before.
     names = {f"{table}.{named.key}" for table, named in NAMED.items()}
     for key, value in sorted(changes, key=lambda pair: pair[0] not in names):
         _set(plain, key, value)
@@ -341,7 +342,7 @@ def _find(recipe: str | Path) -> tuple[Path, str]:
         path = Path(recipe).expanduser()
         folder = path.is_dir()
     except (OSError, RuntimeError) as error:
-        raise UserError(f"recipe: {str(recipe)[:80]!r} cannot be the name of a file ({cause(error)})") from error
+        raise UserError(f"recipe is {str(recipe)[:80]!r}, which cannot be a file's name ({cause(error)})") from error
     if folder:
         if not (path / "config.toml").is_file():
             raise UserError(f"{path} is a folder without a run's config.toml; name a recipe, a TOML file or a run's folder")
@@ -356,9 +357,9 @@ def _find(recipe: str | Path) -> tuple[Path, str]:
 
 
 def _whole(path: Path, on_notice: Callable[[str], None], extending: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """What a recipe's file says, on top of the recipe that it extends; what both import is imported."""
+    """Reads a recipe's file merged over the recipe that it extends, and imports what both list."""
     if path.resolve() in extending:
-        raise UserError(f"{path} extends itself, by way of {extending[-1]}; take one of the two extends out")
+        raise UserError(f"{path} extends itself, through {extending[-1]}; remove one of the two extends")
     plain = _read(path)
     base, below = plain.pop("extends", None), {}
     if base is not None:
@@ -375,7 +376,7 @@ def _whole(path: Path, on_notice: Callable[[str], None], extending: tuple[Path, 
 
 
 def _on_top(below: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, Any]:
-    """One recipe on top of another, key by key; a table that names something else is replaced as a whole."""
+    """Merges `plain` over `below` key by key; a table that names another class is replaced as a whole."""
     merged = dict(below)
     for key, value in plain.items():
         base = below.get(key)
@@ -400,15 +401,15 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _listed_imports(plain: dict[str, Any], source: str, folder: Path) -> list[str]:
-    """What a recipe imports; files lie beside it."""
+    """A recipe's imports; files are relative to its folder."""
     imports = plain.get("imports", [])
     if not isinstance(imports, list) or not all(isinstance(name, str) and name for name in imports):
         raise UserError(f"{source}: imports is {imports!r}; it must be a list of Python files or modules")
     return [_import_path(name, folder) for name in imports]
 
 
-def _taken_imports(changes: list[tuple[str, Any]]) -> list[str]:
-    """What changes set as `imports`, which is taken out of them: it has to be imported before the rest is read."""
+def _pop_imports(changes: list[tuple[str, Any]]) -> list[str]:
+    """Removes `imports` from the changes and returns them, as they must be imported before the rest is read."""
     taken = [_listed_imports({"imports": value}, "settings", Path()) for key, value in changes if key == "imports"]
     changes[:] = [change for change in changes if change[0] != "imports"]
     return [name for names in taken for name in names]
@@ -419,7 +420,7 @@ def _import_path(name: str, folder: Path) -> str:
 
 
 def _resolve_paths(plain: dict[str, Any], folder: Path, keys: Iterable[str]) -> None:
-    """A file that a recipe names lies beside the recipe, wherever that is run from."""
+    """Makes the paths in a recipe absolute, relative to the recipe's folder."""
     for key in keys:
         table, _, last = key.rpartition(".")
         within = plain.get(table) if table else plain
@@ -428,7 +429,7 @@ def _resolve_paths(plain: dict[str, Any], folder: Path, keys: Iterable[str]) -> 
 
 
 def path_keys(plain: Mapping[str, Any]) -> list[str]:
-    """The keys of a recipe that hold a file or folder."""
+    """The keys of a recipe whose values are files or folders."""
     found = ["partition.file", "participation"]
     for table, named in NAMED.items():
         within = plain.get(table, {})
@@ -440,7 +441,7 @@ def path_keys(plain: Mapping[str, Any]) -> list[str]:
 
 
 def _absolute(value: Any, folder: Path, key: str) -> Any:
-    """A path that means the same from everywhere; what is no text is left as it is, and so is an empty one."""
+    """An absolute path; empty or non-text values are unchanged."""
     return str(folder.absolute() / user_path(value, key)) if isinstance(value, str) and value else value
 
 
@@ -449,20 +450,20 @@ def _pairs(settings: Settings) -> Iterator[tuple[str, Any]]:
         yield from ((str(key), value) for key, value in settings.items())
         return
     listed = list(settings) if isinstance(settings, Iterable) and not isinstance(settings, str) else [None]
-    if not all(isinstance(one, str) for one in listed):
+    if not all(isinstance(setting, str) for setting in listed):
         raise UserError(f"settings is {settings!r}; give keys with their values, as in {{'training.lr': 0.05}}")
     for setting in map(str, listed):
         key, equals, text = setting.partition("=")
         if not equals or not key.strip():
-            raise UserError(f"--set {setting}: expected key=value, as in --set training.lr=0.05")
+            raise UserError(f"settings has {setting!r}; expected key=value, as in training.lr=0.05")
         try:
             yield key.strip(), parse_value(text.strip())
         except (RecursionError, ValueError) as error:
-            raise UserError(f"--set {key.strip()}: its value is too long or too deep to be one ({error})") from error
+            raise UserError(f"settings: the value of {key.strip()} is too long or too deeply nested ({error})") from error
 
 
 def parse_value(text: str) -> Any:
-    """A value as TOML writes it; text that is not TOML stands for itself.
+    """Parses a value as TOML; text that is not TOML is returned unchanged.
 
     >>> parse_value("0.5"), parse_value("[1, 2]"), parse_value("cifar10")
     (0.5, [1, 2], 'cifar10')
@@ -478,20 +479,20 @@ def _set(plain: dict[str, Any], key: str, value: Any) -> None:
     *tables, last = key.split(".")
     within = plain
     for table in tables:
-        if isinstance(found := within.setdefault(table, {}), Table):  # of a recipe that is changed from Python
+        if isinstance(found := within.setdefault(table, {}), Table):  # a recipe object, changed from Python
             within[table] = {**({NAMED[table].key: named_by(found)} if table in NAMED else {}), **found.model_dump()}
         within = within[table]
         if not isinstance(within, dict):
-            raise UserError(f"--set {key}: {table} is a value, not a table")
+            raise UserError(f"settings: {key} cannot be set, as {table} is a value, not a table")
     if key in {f"{table}.{named.key}" for table, named in NAMED.items()} and within.get(last) != value:
-        within.clear()  # the recipe's other fields belong to what it names
+        within.clear()  # the other fields belong to the class named before
     within[last] = value
     if key in path_keys(plain):
         within[last] = _absolute(value, Path(), key)
 
 
 def parse_recipe(plain: Mapping[str, Any], source: str) -> Recipe:
-    """A recipe from plain data, checked; `source` is named in errors."""
+    """Builds and validates a recipe from plain data; errors name `source`."""
     rest = dict(plain)
     chosen = {table: _parse_named(table, rest.pop(table, {}), source) for table in NAMED}
     kinds = {table: type(thing) for table, thing in chosen.items()}
@@ -502,7 +503,7 @@ def parse_recipe(plain: Mapping[str, Any], source: str) -> Recipe:
 
 
 def _parse_named(table: str, given: Any, source: str) -> Any:
-    """What a table names, with its fields."""
+    """The object that a table names, with the table's fields."""
     if isinstance(given, Table):
         return given
     registry, key, default = NAMED[table]
@@ -517,15 +518,15 @@ def _parse_named(table: str, given: Any, source: str) -> Any:
 
 
 def settings_of(config: str) -> dict[str, Any]:
-    """Every key of a recipe by its path; one that the version which wrote it did not know yet has its default."""
+    """Every key of a recipe by its path, with defaults for keys that are newer than the file."""
     plain = tomllib.loads(config)
-    with suppress(UserError), loading_nothing():  # a version that knows other keys: they are taken as they stand
+    with suppress(UserError), loading_nothing():  # a newer version wrote keys that are unknown here: keep them
         plain = tomllib.loads(parse_recipe(plain, "config.toml").to_toml())
     return _flat(plain)
 
 
 def _flat(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Tables within tables as one, each value by its path."""
+    """Nested tables as one flat dictionary by path."""
     found: dict[str, Any] = {}
     for key, value in plain.items():
         found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
@@ -533,7 +534,7 @@ def _flat(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def known_keys(kinds: Mapping[str, type[Table]]) -> dict[str, Any]:
-    """Every key that a recipe may have, by its path, with its field; `kinds` are what its tables of `NAMED` name."""
+    """Every key that a recipe may have, by its path, with its field; `kinds` has the classes of its `NAMED` tables."""
 
     def walk(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, Any]]:
         for name, field in model.model_fields.items():
@@ -549,12 +550,12 @@ def known_keys(kinds: Mapping[str, type[Table]]) -> dict[str, Any]:
     return dict(walk(Recipe, ""))
 
 
-_WANTED = {
+_REQUIREMENTS = {
     **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "it must be a whole number"),
     **dict.fromkeys(("float_parsing", "float_type"), "it must be a number"),
     **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "it must be a table"),
     **dict.fromkeys(("list_type", "tuple_type"), "it must be a list"),
-    "missing": "it lacks a value",
+    "missing": "it needs a value",
     "too_short": "its length must be at least {min_length}",
     "greater_than": "it must be above {gt:g}",
     "greater_than_equal": "it must be at least {ge:g}",
@@ -566,10 +567,10 @@ _WANTED = {
 def _sentence(
     error: ValidationError, plain: Mapping[str, Any], source: str, kinds: Mapping[str, type[Table]], prefix: str = ""
 ) -> str:
-    """The first thing wrong, as what, where, and what to do."""
-    # Of the branches of a union, the one that got furthest into what the user wrote is the one that was meant; of those that
-    # got equally far, one that knows what is wrong with it, not which names there were instead.
-    problem = max(error.errors(), key=lambda one: (len(_where(one["loc"], plain)[0]), _knows(one)))
+    """A validation error as one sentence: what, where, and what to do."""
+    # Of a union's branches, the user meant the one that got furthest into the input; of those equally far, prefer one with a
+    # specific error to a list of names.
+    problem = max(error.errors(), key=lambda found: (len(_where(found["loc"], plain)[0]), _is_specific(found)))
     path, value = _where(problem["loc"], plain)
     context = problem.get("ctx", {})
     key = f"{prefix}{path}"
@@ -578,27 +579,27 @@ def _sentence(
             return f"{source}: there is no key {key}{_nearest(key, kinds)}"
         case "value_error":
             where = key.rstrip(".")
-            said = "" if isinstance(value, Mapping) else f" is {value!r}"
-            return f"{source}: {where}{said}{'; ' if said else ': ' if where else ''}{context['error']}"
+            shown = "" if isinstance(value, Mapping) else f" is {value!r}"
+            return f"{source}: {where}{shown}{'; ' if shown else ': ' if where else ''}{context['error']}"
         case "literal_error":
             same = [e for e in error.errors() if e["type"] == "literal_error" and _where(e["loc"], plain)[0] == path]
-            wanted = f"choose {', '.join(dict.fromkeys(e['ctx']['expected'].replace(' or ', ', ') for e in same))}"
-        case kind if kind in _WANTED:
-            wanted = _WANTED[kind].format(**context)
+            requirement = f"choose {', '.join(dict.fromkeys(e['ctx']['expected'].replace(' or ', ', ') for e in same))}"
+        case kind if kind in _REQUIREMENTS:
+            requirement = _REQUIREMENTS[kind].format(**context)
         case _:
             message = problem["msg"].removeprefix("Input ").removeprefix("Value error, ")
-            wanted = f"it {message}" if message.startswith("should") else message
-    return f"{source}: {key} is {value!r}; {wanted}"
+            requirement = f"it {message}" if message.startswith("should") else message
+    return f"{source}: {key} is {value!r}; {requirement}"
 
 
-def _knows(problem: ErrorDetails) -> bool:
-    """Whether a branch of a union took the value for its own."""
-    a_list_was_left_out = problem["type"] == "list_type" and isinstance(problem["input"], Mapping)
-    return problem["type"] in ("value_error", "too_short") or a_list_was_left_out
+def _is_specific(problem: ErrorDetails) -> bool:
+    """Whether a union's branch recognised the value and says what is wrong with it."""
+    not_a_list = problem["type"] == "list_type" and isinstance(problem["input"], Mapping)
+    return problem["type"] in ("value_error", "too_short") or not_a_list
 
 
 def _where(loc: Sequence[int | str], plain: Any) -> tuple[str, Any]:
-    """The path of a problem as the user wrote it, and the value there: pydantic also names the branch of a union."""
+    """The path of a problem in the user's input, and the value there; skips pydantic's names of union branches."""
     path, value = "", plain
     for step in loc:
         if isinstance(value, Mapping) and step in value:
@@ -617,12 +618,12 @@ def _nearest(key: str, kinds: Mapping[str, type[Table]]) -> str:
     if owners:
         return f" with {table}.{NAMED[table].key} = {named_by(kinds[table])!r}; {_choices(owners)} has it"
     same = [path for path in known if path.rpartition(".")[2] == last]
-    # Last words are compared, as keys of one table are alike by their table alone; within the table, more loosely.
+    # Compares the last parts of keys, since keys of one table share its name; within the table, more loosely.
     of_table = {path.rpartition(".")[2]: path for path in known if path.rpartition(".")[0] == table}
     words = {path.partition(".")[0]: path for path in reversed([*known])} | {path.rpartition(".")[2]: path for path in known}
     near = same or [of_table[word] for word in difflib.get_close_matches(last, of_table, cutoff=0.5)]
     near = near or [words[word] for word in difflib.get_close_matches(last, words, cutoff=0.7)]
-    return f"; did you mean {near[0]}?" if near else "; 'fedmrl recipes --keys' lists the keys there are"
+    return f"; did you mean {near[0]}?" if near else "; 'fedmrl recipes --keys' lists all keys"
 
 
 def _nearest_width(table: str, key: str) -> str:

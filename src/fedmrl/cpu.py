@@ -1,15 +1,15 @@
-"""The CPU, as far as results and speed depend on it: its name, and whether it multiplies in bf16."""
+"""The CPU's name, and whether it has bf16 instructions."""
 
 import platform
 from functools import cache
 from pathlib import Path
 
 _NATIVE_BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
-"""Features by which x86 and ARM processors multiply in bf16, as Linux names them."""
+"""Linux's names of the bf16 features of x86 and ARM processors."""
 
 
 def cpu_name() -> str:
-    """The CPU's model as the system names it, with family and model number where known: virtual machines hide the rest.
+    """The CPU's model name, with family and model number where known, as virtual machines may hide the name.
 
     >>> bool(cpu_name())
     True
@@ -21,7 +21,7 @@ def cpu_name() -> str:
 
 
 def emulates_bf16() -> bool:
-    """Whether bf16 is computed by 32-bit instructions here, which is slower; False where the system does not say."""
+    """Whether bf16 is emulated in 32 bits on this CPU, which is slower; False if unknown."""
     facts = _facts()
     features = facts.get("flags", facts.get("Features"))
     return features is not None and not _NATIVE_BF16 & set(features.split())
@@ -29,10 +29,10 @@ def emulates_bf16() -> bool:
 
 @cache
 def _facts() -> dict[str, str]:
-    """What Linux says of the first core."""
+    """The first core's entries in `/proc/cpuinfo`."""
     try:
         first = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n", 1)[0]
     except OSError:
         return {}
-    said = (line.split(":", 1) for line in first.splitlines() if ":" in line)
-    return {key.strip(): value.strip() for key, value in said}
+    entries = (line.split(":", 1) for line in first.splitlines() if ":" in line)
+    return {key.strip(): value.strip() for key, value in entries}

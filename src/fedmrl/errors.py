@@ -1,4 +1,4 @@
-"""The ways a run can end that are not a bug in fedmrl, each a sentence for the person at the keyboard."""
+"""Exceptions that are not bugs in fedmrl, each with a sentence for the user."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ class UserError(Exception):
 
 
 class DivergedError(Exception):
-    """A client's loss or weights stopped being finite. The command line exits with 3."""
+    """A client's loss or weights became NaN or infinite. The command line exits with 3."""
 
     def __init__(self, client: int, round_: int, reason: str) -> None:
         super().__init__(reason)
@@ -18,27 +18,27 @@ class DivergedError(Exception):
 
     @classmethod
     def of(cls, client: int, round_: int, what: str) -> "DivergedError":
-        """What became NaN or infinite, in which round, counted from 1."""
+        """The error for a client whose `what` became NaN or infinite in a round, counted from 1."""
         return cls(
             client, round_, f"client {client}'s {what} became NaN or infinite in round {round_}; try a smaller training.lr"
         )
 
 
 class InterruptedRun(Exception):  # noqa: N818  (an interruption is not an error)
-    """The user stopped the run; its last whole round is in its folder, if it has one."""
+    """The user stopped the run; its folder, if any, has the last complete round."""
 
     def __init__(self, done: int, rounds: int, folder: Path | None) -> None:
         kept = ", which is kept" if folder else ""
-        super().__init__(f"stopped after round {done} of {rounds}{kept}" if done else "stopped before a round was whole")
+        super().__init__(f"stopped after round {done} of {rounds}{kept}" if done else "stopped before the first round ended")
         self.folder = folder
 
 
 CODE_FAILS = (Exception, SystemExit)
-"""What to catch of somebody else's code: it may also call `sys.exit`, which would end the program without a word."""
+"""The exceptions to catch from users' code, which may call `sys.exit` and end the program silently."""
 
 
 def cause(error: BaseException) -> str:
-    """What somebody else's code raised, in a line.
+    """An exception from users' code as one line.
 
     >>> cause(ValueError("too long\\nand more")), cause(AssertionError())
     ('ValueError: too long', 'AssertionError')

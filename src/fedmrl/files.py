@@ -1,4 +1,4 @@
-"""Files that are never half-written, and files that a recipe names."""
+"""Atomic writing of files, checksums, and files that a recipe names."""
 
 import hashlib
 import json
@@ -13,10 +13,10 @@ from fedmrl.errors import UserError
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Inside, write to the path it gives; after, the file is in its place as one, and on the disk."""
-    path = path.resolve() if path.is_symlink() else path  # what a link points to is meant, not the link
+    """Yields a temporary path to write to, then replaces `path` by it atomically."""
+    path = path.resolve() if path.is_symlink() else path  # replace the target, not the link
     if path.exists() and not path.is_file():
-        raise UserError(f"{path} is not a plain file; name another")
+        raise UserError(f"{path} is not a regular file; choose another")
     part = path.with_name(f".{path.name}.part")
     try:
         yield part
@@ -29,13 +29,13 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text so that at any moment the file holds either the old one or the new."""
+    """Replaces a file's text atomically."""
     with replacing(path) as part:
         part.write_text(text, encoding="utf-8")
 
 
 def user_path(text: str | Path, what: str) -> Path:
-    """A path as a person writes it, with their home folder for `~`; `what` names it in an error."""
+    """Expands `~` in a user's path; `what` names the path in errors."""
     try:
         return Path(text).expanduser()
     except RuntimeError as error:
@@ -59,13 +59,13 @@ def sha256_of_text(text: str) -> str:
 
 
 def check_sha256(path: Path, found: str, written: str) -> None:
-    """Refuse a file that is not as it was written; an empty `written` is of a version that kept no checksums."""
+    """Raises `UserError` if the checksums differ; `written` is empty for files of older versions."""
     if written and found != written:
-        raise UserError(f"{path} is damaged or was changed: its SHA-256 is not the one that was written down with it")
+        raise UserError(f"{path} is damaged or was changed: its SHA-256 differs from the recorded one")
 
 
 def read_json(path: Path, key: str) -> Any:
-    """A JSON file that a recipe's key names."""
+    """Reads a JSON file that a recipe's key names."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

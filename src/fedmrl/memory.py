@@ -1,4 +1,4 @@
-"""How much memory is free."""
+"""Free memory of devices."""
 
 import math
 from pathlib import Path
@@ -10,10 +10,10 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def free_bytes(device: torch.device) -> float:
-    """What a device can still take; for a CPU, what the system could give without swapping."""
+    """The free memory of a device; for a CPU, what is available without swapping."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        # What torch holds in reserve is free, too.
+        # Memory that torch has reserved but not allocated is free, too.
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return min(_available(), _left_in_container())
 
@@ -23,24 +23,24 @@ def _available() -> int:
         for line in _MEMINFO.read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
-    return 4 * 1024**3  # where the system does not say: little enough for any machine that has torch
+    return 4 * 1024**3  # a safe guess where the system does not report it
 
 
 def _left_in_container() -> float:
-    """What a container's limit leaves, if there is one: past it, processes are ended."""
+    """What is left of a container's memory limit, beyond which processes are killed."""
     try:
         limit, used = ((_CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
         counts = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
     except OSError:
         return math.inf
-    cached = sum(int(counts.get(name, 0)) for name in ("active_file", "inactive_file"))  # given back when memory is asked for
+    cached = sum(int(counts.get(name, 0)) for name in ("active_file", "inactive_file"))  # reclaimed when needed
     return math.inf if limit == "max" else max(0, int(limit) - int(used) + cached)
 
 
-def said(count: float) -> str:
-    """A number of bytes for people.
+def format_bytes(count: float) -> str:
+    """A number of bytes as readable text.
 
-    >>> said(3 * 1024**3), said(1500 * 1024)
+    >>> format_bytes(3 * 1024**3), format_bytes(1500 * 1024)
     ('3.0 GiB', '1.5 MiB')
     """
     for unit in ("bytes", "KiB", "MiB"):

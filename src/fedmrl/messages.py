@@ -1,4 +1,4 @@
-"""What travels between a client and the server, and how much it is, counted from the messages themselves."""
+"""Messages between clients and server, and their sizes."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ Tensors = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Upload:
-    """One client's contribution to a round: what it sends, and the number of training samples it speaks for."""
+    """One client's upload in a round, with its number of training samples."""
 
     client: int
     samples: int
@@ -21,7 +21,7 @@ class Upload:
 
 @dataclass(frozen=True)
 class Size:
-    """How much a message is: numbers sent, and their bytes."""
+    """The size of a message in numbers and bytes."""
 
     parameters: int = 0
     bytes: int = 0
@@ -31,7 +31,7 @@ class Size:
 
 
 def size(content: Mapping[str, Tensor]) -> Size:
-    """Numbers and bytes in one message.
+    """The size of one message.
 
     >>> size({"small.weight": torch.zeros(2, 3)})
     Size(parameters=6, bytes=24)
@@ -41,7 +41,7 @@ def size(content: Mapping[str, Tensor]) -> Size:
 
 
 def sha256(contents: Iterable[Mapping[str, Tensor]]) -> str:
-    """A fingerprint of all names, types, shapes and values, down to the last bit.
+    """SHA-256 of all names, types, shapes and exact values.
 
     >>> same = sha256([{"w": torch.ones(2)}]) == sha256([{"w": torch.ones(2)}])
     >>> same, sha256([{"w": torch.ones(2)}]) == sha256([{"w": torch.ones(1, 2)}])
@@ -58,25 +58,25 @@ def sha256(contents: Iterable[Mapping[str, Tensor]]) -> str:
 
 
 def copy(content: Mapping[str, Tensor]) -> Tensors:
-    """The same tensors with memory of their own, laid out row by row.
+    """Contiguous copies of the tensors, by name.
 
-    What a client sends must be a copy: an upload that aliases a live model changes when that model trains on.
+    Uploads must be copies: an upload that aliases a model changes when the model trains.
     """
     return dict(zip(content, copies(list(content.values())), strict=True))
 
 
 def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Each with memory of its own, laid out row by row."""
-    made = [torch.empty_like(tensor, memory_format=torch.contiguous_format, requires_grad=False) for tensor in tensors]
-    write(made, tensors)
-    return made
+    """Contiguous copies of the tensors."""
+    copied = [torch.empty_like(tensor, memory_format=torch.contiguous_format, requires_grad=False) for tensor in tensors]
+    write(copied, tensors)
+    return copied
 
 
 def write(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Copy each value into its tensor. Where nothing has gaps, a GPU is told so in a few words, not in one for each."""
-    plain: list[bool] = [one.is_contiguous() and one.is_floating_point() for one in into]
+    """Copies each value into its tensor; contiguous tensors go in one group, for which a GPU needs few kernels."""
+    plain: list[bool] = [target.is_contiguous() and target.is_floating_point() for target in into]
     with torch.no_grad():
         for kind in (True, False):
-            chosen = [(one, value) for one, value, is_plain in zip(into, values, plain, strict=True) if is_plain is kind]
+            chosen = [(target, value) for target, value, is_plain in zip(into, values, plain, strict=True) if is_plain is kind]
             if chosen:
-                torch._foreach_copy_([one for one, _ in chosen], [value for _, value in chosen])
+                torch._foreach_copy_([target for target, _ in chosen], [value for _, value in chosen])

@@ -1,4 +1,4 @@
-"""What users add: methods, datasets, models and aggregation rules of their own, registered like fedmrl's."""
+"""Registration of users' methods, datasets, models and aggregation rules, and the recipe tables that name them."""
 
 import inspect
 from collections.abc import Iterable, Mapping
@@ -21,7 +21,7 @@ _KINDS: dict[type, Registry[Any]] = {Method: METHODS, DataSource: SOURCES, Model
 
 
 def register(thing: C) -> C:
-    """Lets recipes and the command line name a class of one's own: a method, dataset, model or aggregation rule.
+    """Registers a method, dataset, model or aggregation rule, so that recipes and the command line can name it.
 
     >>> from fedmrl import Standalone, load_recipe
     >>> @register
@@ -34,7 +34,7 @@ def register(thing: C) -> C:
         if isinstance(thing, type) and issubclass(thing, base):
             if inspect.isabstract(thing):
                 missing = ", ".join(sorted(getattr(thing, "__abstractmethods__", ())))
-                raise UserError(f"{thing.__name__} cannot be registered: it lacks {missing}")
+                raise UserError(f"{thing.__name__} cannot be registered: it does not define {missing}")
             registry.add(thing.name, thing, module=thing.__module__)
             return thing
     bases = ", ".join(f"fedmrl.{base.__name__}" for base in _KINDS)
@@ -42,11 +42,11 @@ def register(thing: C) -> C:
 
 
 class NamedTable(NamedTuple):
-    """A table of a recipe that names something registered; its other keys are that thing's fields."""
+    """A table of a recipe that names a registered class; its other keys are the class's fields."""
 
     registry: Registry[Any]
     key: str
-    """The key with the name."""
+    """The key that holds the name."""
     default: str
 
 
@@ -58,17 +58,17 @@ NAMED: Mapping[str, NamedTable] = {
 
 
 def named_by(thing: Any) -> str:
-    """The name of what a table of `NAMED` names."""
+    """The name of the object in a `NAMED` table."""
     return str(thing.name)
 
 
 def is_registered(table: str, thing: Table) -> bool:
-    """Whether a recipe's file can name it: a class that was registered, not another of its name."""
+    """Whether a recipe's file can name the object, because exactly its class is registered under its name."""
     return NAMED[table].registry.get(named_by(thing)) is type(thing)
 
 
 def origins(chosen: Mapping[str, Table], models: Iterable[Model]) -> dict[str, str]:
-    """Where each thing that a recipe names comes from, by its key, if it is not fedmrl's: a file, a module, or Python."""
+    """The origin of each custom class that a recipe names, by key: a file, a module, or Python."""
     found: dict[str, str] = {}
     for table, thing in chosen.items():
         registry, key, _ = NAMED[table]

@@ -1,4 +1,4 @@
-"""Live progress of a run: a bar with the time left and the accuracy on a terminal, a line now and then elsewhere."""
+"""Live progress of a run: a bar with time left and accuracy on a terminal, else a line every few seconds."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -11,40 +11,40 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fedmrl.federation.server import OnRound
 from fedmrl.results import Record, Whose
 
-_EVERY = 10.0  # seconds between lines where there is no terminal
+_EVERY = 10.0  # seconds between lines without a terminal
 
 
 class Overall:
-    """The time left of several runs, one after another, by how long a round has taken so far."""
+    """Estimates the time left of several consecutive runs from the mean time of a round."""
 
     def __init__(self, rounds: int) -> None:
         self._begun, self._ahead, self._seen = time.monotonic(), rounds, 0
 
     def begin(self, rounds: int) -> None:
-        """The next run."""
+        """Starts the next run."""
         self._ahead -= rounds
 
     def after_this(self) -> float:
-        """Seconds that the runs to come will take; asked after each round."""
+        """Seconds for the runs after this one; call once per round."""
         self._seen += 1
         return (time.monotonic() - self._begun) / self._seen * self._ahead
 
 
-class _Left:
-    """The time left of one run, by its own rounds since it was begun or resumed."""
+class _TimeLeft:
+    """Estimates the time left of one run from its rounds since it started or resumed."""
 
     def __init__(self, rounds: int) -> None:
         self._rounds, self._started, self._first = rounds, time.monotonic(), -1
 
     def after(self, done: int) -> float:
-        """Seconds, so many rounds being done."""
+        """Seconds left after `done` rounds."""
         self._first = done - 1 if self._first < 0 else self._first
         return (time.monotonic() - self._started) / (done - self._first) * (self._rounds - done)
 
 
 @contextmanager
 def watching(console: Console, label: str, rounds: int, overall: Overall | None = None) -> Iterator[OnRound]:
-    """Inside, what it gives is called with each round's record; of one of several runs, the time left of all is told, too."""
+    """Yields `on_round(record)`, which shows a run's progress, and the time left of all runs if `overall` is given."""
     if overall:
         overall.begin(rounds)
     if not console.is_terminal:
@@ -60,10 +60,10 @@ def watching(console: Console, label: str, rounds: int, overall: Overall | None 
         *([TextColumn("{task.fields[overall]}")] if overall else []),
         TextColumn("{task.fields[accuracy]}"),
         console=console,
-        speed_estimate_period=3600,  # seconds: rounds may be long, and a time left is wanted after the first two
+        speed_estimate_period=3600,  # seconds, as rounds may be long
     ) as bar:
         task = bar.add_task(label, total=rounds, accuracy="", overall="")
-        describe, left = Description(), _Left(rounds)
+        describe, left = Description(), _TimeLeft(rounds)
 
         def on_round(record: Record) -> None:
             own = left.after(record.round)
@@ -74,35 +74,35 @@ def watching(console: Console, label: str, rounds: int, overall: Overall | None 
 
 
 def _lines(console: Console, label: str, rounds: int, overall: Overall | None) -> OnRound:
-    said = time.monotonic()
-    describe, left = Description(), _Left(rounds)
+    printed = time.monotonic()
+    describe, left = Description(), _TimeLeft(rounds)
 
     def on_round(record: Record) -> None:
-        nonlocal said
-        now, done, said_of_it = time.monotonic(), record.round, describe(record)
+        nonlocal printed
+        now, done, description = time.monotonic(), record.round, describe(record)
         own = left.after(done)
         whole = f", {own + overall.after_this():.0f} s for all methods" if overall else ""
-        if now - said >= _EVERY or done == rounds:
-            said = now
-            console.print(f"{label}: round {done}/{rounds}, {said_of_it}, {own:.0f} s left{whole}", soft_wrap=True)
+        if now - printed >= _EVERY or done == rounds:
+            printed = now
+            console.print(f"{label}: round {done}/{rounds}, {description}, {own:.0f} s left{whole}", soft_wrap=True)
 
     return on_round
 
 
 @contextmanager
 def working(console: Console) -> Iterator[Callable[[str, int, int], None]]:
-    """Inside, what it gives is called with what is being done, and how much of how much is."""
+    """Yields `on_step(label, done, total)`, which shows progress."""
     columns = (TextColumn("[bold]{task.description}"), BarColumn(bar_width=12), TextColumn("left"), TimeRemainingColumn())
-    started = said = time.monotonic()
+    started = printed = time.monotonic()
     with Progress(*columns, console=console, disable=not console.is_terminal, speed_estimate_period=3600) as bar:
         task = bar.add_task("", total=None)
 
         def on_step(label: str, done: int, total: int) -> None:
-            nonlocal said
+            nonlocal printed
             now = time.monotonic()
             bar.update(task, description=label, completed=done, total=total)
-            if not console.is_terminal and done and now - said >= _EVERY:
-                said = now
+            if not console.is_terminal and done and now - printed >= _EVERY:
+                printed = now
                 left = (now - started) / done * (total - done)
                 console.print(f"{label}: {done / total:.0%} of it all, about {left:.0f} s left", soft_wrap=True)
 
@@ -110,23 +110,23 @@ def working(console: Console) -> Iterator[Callable[[str, int, int], None]]:
 
 
 class Description:
-    """What is known so far, in a few words: all clients' accuracy when they were last evaluated, and this round's clients'."""
+    """Describes the latest record: last accuracy of all clients, this round's accuracy and loss."""
 
     def __init__(self) -> None:
         self._everyone = self._everyone_short = ""
 
     def short(self, record: Record) -> str:
-        """The words for a line that also holds a bar, in 80 columns."""
+        """A short description, to fit beside a bar in 80 columns."""
         self(record)
         return f"{_newest(record, 'participants')} now{self._everyone_short}"
 
     def __call__(self, record: Record) -> str:
-        """The words for the newest round."""
+        """A description of the latest round."""
         if record.accuracy.all is not None:
             self._everyone_short = f", {_newest(record, 'all')} all"
             self._everyone = f"accuracy {_newest(record, 'all')} (all clients, round {record.round}), "
         if record.loss is None:
-            return f"{self._everyone}nobody replied"
+            return f"{self._everyone}no client replied"
         return f"{self._everyone}{_newest(record, 'participants')} (this round's), loss {record.loss:.3f}"
 
 

@@ -1,6 +1,6 @@
-"""Everything random is drawn from a generator keyed by what it is for, never from global state.
+"""Random generators keyed by seed and purpose, instead of global state.
 
-So a run resumes bit for bit, every engine sees the same batches, and a client computes the same thing alone.
+So a resumed run is bit-identical, every engine sees the same batches, and a client's results do not depend on others.
 """
 
 import zlib
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_ALONE = RLock()  # torch's own generator is one for all threads
+_LOCK = RLock()  # all threads share torch's global generator
 
 
 def generator(seed: int, purpose: str, *key: int) -> np.random.Generator:
@@ -25,25 +25,25 @@ def generator(seed: int, purpose: str, *key: int) -> np.random.Generator:
     >>> generator(0, "batches", 3, 7).random() == generator(0, "batches", 7, 3).random()
     False
     """
-    # The key's length is part of it: NumPy pads with zeros, so that (seed,) and (seed, 0) would draw alike.
+    # The key's length is included: NumPy pads with zeros, so (seed,) and (seed, 0) would draw the same.
     return np.random.default_rng([seed, zlib.crc32(purpose.encode()), len(key), *key])
 
 
 @contextmanager
 def torch_seeded(seed: int, purpose: str, *key: int) -> Iterator[None]:
-    """Inside, torch's own draws (dropout, a model's) come from the key; outside, its state is untouched.
+    """A context in which torch's global generators are seeded by the key; restores their state at the end.
 
-    They are drawn from the generators that torch has for all threads, so that what draws otherwise must not run meanwhile.
+    All threads share these generators, so no other thread may draw from them meanwhile.
     """
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    with _ALONE, torch.random.fork_rng(devices=devices):
+    with _LOCK, torch.random.fork_rng(devices=devices):
         torch.manual_seed(_drawn(seed, purpose, *key))
         yield
 
 
 def host_seeded(seed: int, purpose: str, *key: int) -> "_OwnGenerator":
-    """Inside, what this thread draws on the host comes from the key, whatever others draw meanwhile: a compiler in another
-    thread sets torch's own generator back and forth.
+    """A context in which this thread's draws on the host follow from the key, whatever other threads do: a compiler in
+    another thread changes the state of torch's global generator.
 
     >>> with host_seeded(0, "weights", 3):
     ...     first = torch.rand(2)
@@ -56,7 +56,7 @@ def host_seeded(seed: int, purpose: str, *key: int) -> "_OwnGenerator":
 
 
 class _OwnGenerator(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Inside, and in this thread alone, operators that draw are given this generator."""
+    """A context that passes its generator to random operators, in this thread only."""
 
     def __init__(self, own: torch.Generator) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -69,9 +69,9 @@ class _OwnGenerator(TorchDispatchMode):  # type: ignore[no-untyped-call]
         place = given.get("device") or next((a.device for a in args if isinstance(a, Tensor)), "cpu")
         if torch.device(place).type != "cpu":
             return func(*args, **given)
-        if (taking := _taking_generator(func)) is not None:
-            return taking(*args, **{**given, "generator": self._own})
-        with _ALONE:  # an operator that cannot be told: torch's own generator is lent to it
+        if (overload := _with_generator(func)) is not None:
+            return overload(*args, **{**given, "generator": self._own})
+        with _LOCK:  # the operator takes no generator: set the global one's state for it
             before = torch.get_rng_state()
             torch.set_rng_state(self._own.get_state())
             try:
@@ -81,12 +81,12 @@ class _OwnGenerator(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 torch.set_rng_state(before)
 
 
-def _taking_generator(func: Any) -> Any:
-    """The operator itself if it takes a generator, else its twin that does, if there is one."""
+def _with_generator(func: Any) -> Any:
+    """The operator, or its overload that takes a generator, if any."""
     if any(argument.name == "generator" for argument in func._schema.arguments):
         return func
-    twin = "generator" if func._overloadname == "default" else f"{func._overloadname}_generator"
-    return getattr(func.overloadpacket, twin) if twin in func.overloadpacket.overloads() else None
+    overload = "generator" if func._overloadname == "default" else f"{func._overloadname}_generator"
+    return getattr(func.overloadpacket, overload) if overload in func.overloadpacket.overloads() else None
 
 
 def _drawn(seed: int, purpose: str, *key: int) -> int:

@@ -1,7 +1,7 @@
-"""Registries: methods, datasets, models and aggregation rules by their names, fedmrl's own like anyone's.
+"""Registries of methods, datasets, models and aggregation rules by name, both fedmrl's and users'.
 
-A thing gets into a registry when its module is imported: fedmrl's own at once, a user's by `--import FILE`, by `imports` in a
-recipe, by an entry point of an installed package, or by whoever imports it in Python.
+A module's import registers its classes: fedmrl's at once, users' by `imports` in a recipe, `--import FILE` on the command
+line, an entry point of an installed package, or an import in Python.
 """
 
 import difflib
@@ -52,12 +52,12 @@ def loading_nothing() -> Iterator[None]:
 class _Entry(Generic[T]):
     thing: T
     origin: str
-    """Where it comes from: a file, or a module; empty for what comes with fedmrl."""
+    """The file or module it comes from; empty for fedmrl's own."""
     listed: bool
 
 
 class Registry(Mapping[str, T]):
-    """Things of one kind by name.
+    """Objects of one kind by name.
 
     >>> colours: Registry[int] = Registry("colour", "fedmrl.colours")
     >>> colours.add("red", 0xFF0000, module="fedmrl.colours")
@@ -67,15 +67,15 @@ class Registry(Mapping[str, T]):
 
     def __init__(self, kind: str, group: str) -> None:
         self.kind = kind
-        """What one of them is called in errors."""
+        """The kind's name in errors."""
         self.group = group
-        """The entry points' group in which installed packages name theirs."""
+        """The entry point group for installed packages."""
         self._entries: dict[str, _Entry[T]] = {}
 
     def add(self, name: str, thing: T, module: str, listed: bool = True) -> None:
-        """Registers a thing that is defined in this module; the same name again only from there.
+        """Registers a thing defined in `module`, the only one that may register its name again.
 
-        One that is not `listed` is not offered to choose from.
+        Unless `listed`, error messages do not offer it as a choice.
         """
         if not is_name(name):
             article = "an" if self.kind[0] in "aeiou" else "a"
@@ -84,7 +84,7 @@ class Registry(Mapping[str, T]):
         known = self._entries.get(name)
         if known and known.origin != origin:
             by = known.origin or "fedmrl itself"
-            raise UserError(f"{origin or module}: there is a {self.kind} {name!r} already, by {by}; choose another name")
+            raise UserError(f"{origin or module}: {by} has already registered a {self.kind} {name!r}; choose another name")
         self._entries[name] = _Entry(thing, origin, listed)
 
     def __getitem__(self, name: str) -> T:
@@ -99,27 +99,27 @@ class Registry(Mapping[str, T]):
         return len(self._entries)
 
     def find(self, name: Any, where: str) -> T:
-        """The thing of that name; `where` says in the error who named it."""
+        """Looks up a name; `where` tells in the error which setting named it."""
         if isinstance(name, str):
             try:
                 return self[name]
             except KeyError:
                 pass
-        raise UserError(f"{where} is {name!r}, which is no {self.kind}; {self.hint(name)}")
+        raise UserError(f"{where} is {name!r}, which is not a known {self.kind}; {self.hint(name)}")
 
     def hint(self, name: Any) -> str:
-        """What to do about a name that is not there."""
+        """A hint for an unknown name."""
         known = self.names()
         near = difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=0.5)
-        return f"did you mean {near[0]!r}?" if near else f"choose {', '.join(known)}, or --import the file that registers it"
+        return f"did you mean {near[0]!r}?" if near else f"choose {', '.join(known)}, or import the file that registers it"
 
     def names(self) -> list[str]:
-        """What to choose from, also what installed packages announce and is not loaded yet."""
+        """All listed names, including those of installed packages that are not loaded yet."""
         listed = [name for name, entry in self._entries.items() if entry.listed]
         return list(dict.fromkeys([*listed, *(point.name for point in entry_points(group=self.group))]))
 
     def origin(self, name: str) -> str:
-        """The file or module that a thing comes from; empty for what comes with fedmrl."""
+        """The file or module that registered a name; empty for fedmrl's own."""
         return self._entries[name].origin if name in self._entries else ""
 
     def _load_entry_point(self, name: str) -> None:
@@ -128,7 +128,7 @@ class Registry(Mapping[str, T]):
                 point.load()
             except CODE_FAILS as error:
                 raise UserError(
-                    f"the {self.kind} {name!r} of {_package(point)} cannot be loaded ({cause(error)}); mend it"
+                    f"the {self.kind} {name!r} of {_package(point)} cannot be loaded ({cause(error)}); fix it"
                 ) from error
             if name not in self._entries:
                 raise UserError(f"{_package(point)} announces a {self.kind} {name!r} and registers none of that name; mend it")
@@ -139,11 +139,11 @@ def _package(point: Any) -> str:
 
 
 _imported: dict[Path, tuple[str, str]] = {}
-"""Files that were imported by their path: the SHA-256 of each, and the name of its module."""
+"""Files imported by path, each with its SHA-256 and its module's name."""
 
 
 def origin_of(module: str) -> str:
-    """Where a module comes from, for people: its file if it was imported as one or run as the program, else its name."""
+    """A module's origin for messages: its file if imported by path or run as the main program, else its name."""
     if module.partition(".")[0] == "fedmrl":
         return ""
     for path, (_, name) in _imported.items():
@@ -155,7 +155,7 @@ def origin_of(module: str) -> str:
 
 
 def import_all(sources: Sequence[str], tell: Callable[[str], None] = lambda line: None) -> None:
-    """Imports each file or module, so that what it registers is there."""
+    """Imports files or modules, so that they register their classes."""
     for source in sources:
         if is_file(source):
             _import_file(user_path(source, "imports").absolute(), tell)
@@ -164,7 +164,7 @@ def import_all(sources: Sequence[str], tell: Callable[[str], None] = lambda line
 
 
 def is_file(source: str) -> bool:
-    """Whether an import names a file, not a module."""
+    """Whether an import is a file's path rather than a module's name."""
     return source.endswith(".py") or "/" in source or "\\" in source
 
 
@@ -174,7 +174,7 @@ def _import_file(path: Path, tell: Callable[[str], None]) -> None:
     digest = sha256_of(path)
     if path in _imported and _imported[path][0] == digest:
         return
-    # The module's name is its own, so that two files of one name do not meet; those that it imports lie beside it.
+    # The module's name is its path, so that files of equal name do not clash; its own imports are found in its folder.
     name = f"imported:{path}"
     spec = importlib.util.spec_from_file_location(name, path)
     loader = spec.loader if spec else None
@@ -203,11 +203,11 @@ def _executed(source: str, execute: Callable[[], ModuleType | None]) -> None:
         raise UserError(f"{source} cannot be imported (there is no module {error.name}); install it") from error
     except CODE_FAILS as error:
         line = _line_of(error, source)
-        raise UserError(f"{source} cannot be imported ({cause(error)}{line}); mend it") from error
+        raise UserError(f"{source} cannot be imported ({cause(error)}{line}); fix it") from error
 
 
 def _line_of(error: BaseException, source: str) -> str:
-    """The last line of the file itself that the error came through."""
+    """The last line of the file in the error's traceback."""
     number = error.lineno if isinstance(error, SyntaxError) and error.filename == source else None
     trace = error.__traceback__
     while trace is not None:

@@ -1,4 +1,4 @@
-"""Files that are read back: each field must have the type that it was written with, or a sentence says which has not."""
+"""Validation of files that are read back: errors name the field that does not have its type."""
 
 import json
 from pathlib import Path
@@ -12,13 +12,13 @@ T = TypeVar("T")
 
 
 class Part(BaseModel):
-    """A part of a file, as far as it is read; newer versions may write more."""
+    """A part of a file; ignores fields that newer versions may write."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
 
 
 def read_text(path: Path) -> str:
-    """A file's text."""
+    """Reads a text file."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
@@ -28,7 +28,7 @@ def read_text(path: Path) -> str:
 
 
 def parsed(path: Path, text: str | bytes) -> Any:
-    """A text as JSON."""
+    """Parses JSON; `path` is for errors."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -36,7 +36,7 @@ def parsed(path: Path, text: str | bytes) -> Any:
 
 
 def checked(path: Path, schema: type[T], plain: Any) -> T:
-    """Plain data as this type; refused if it does not fit."""
+    """Validates plain data as this type; `path` is for errors."""
     try:
         return TypeAdapter(schema).validate_python(plain)
     except ValidationError as error:
@@ -44,7 +44,7 @@ def checked(path: Path, schema: type[T], plain: Any) -> T:
 
 
 def first_problem(error: ValidationError) -> str:
-    """The first thing that is wrong, and where."""
+    """The first error, and where it is."""
     problem = error.errors()[0]
     where = ".".join(map(str, problem["loc"]))
     message = problem["msg"].removeprefix("Value error, ")

@@ -1,11 +1,11 @@
-"""What every table of a recipe is: unknown keys are refused, and values do not change once set."""
+"""The base class of a recipe's tables, which are frozen and reject unknown keys."""
 
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
 IS_PATH = "path"
-"""Marks a field that holds a file or folder, as in `Annotated[str, IS_PATH]`: in a recipe it lies beside the recipe."""
+"""Marks a field that holds a path, as in `Annotated[str, IS_PATH]`; in a recipe it is relative to the recipe's folder."""
 
 
 class Table(BaseModel):
@@ -15,15 +15,15 @@ class Table(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _truth_is_no_number(cls, plain: Any) -> Any:
+    def _booleans_only_where_declared(cls, plain: Any) -> Any:
         for name, field in cls.model_fields.items():
             if isinstance(plain, dict) and isinstance(plain.get(name), bool) and field.annotation is not bool:
-                raise ValueError(f"{name} is {str(plain[name]).lower()}, and takes no true or false")
+                raise ValueError(f"{name} is {str(plain[name]).lower()}; it must not be a boolean")
         return plain
 
     @classmethod
     def path_fields(cls) -> list[str]:
-        """The fields that hold a file or folder."""
+        """The fields that hold a path."""
         return [name for name, field in cls.model_fields.items() if IS_PATH in field.metadata]
 
 

@@ -1,4 +1,4 @@
-"""How a client trains: the recipe's `[training]` table, and the phases that a method makes of it."""
+"""Local training: the recipe's `[training]` table, and the phases that a method derives from it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,20 +17,20 @@ LossFunction = Callable[["ClientNet", "Batch"], "Tensor | tuple[Tensor, Sums]"]
 
 
 class Augmentation(Table):
-    """What happens to a training image after it is standardised, in this order but the crop last; each off by default."""
+    """Augmentation of standardised training images: flip, erase, then crop; each is off by default."""
 
     flip: bool = Field(False, description="mirror half of the images left to right")
     crop: Annotated[int, Field(ge=0, le=32)] = Field(0, description="pad by this many zeros, then crop back at random")
-    erase: Annotated[float, Field(ge=0, le=1)] = Field(0.0, description="chance that a rectangle of 4 to 20% is blanked")
+    erase: Annotated[float, Field(ge=0, le=1)] = Field(0.0, description="probability of erasing 4 to 20% of an image")
 
     @property
     def active(self) -> bool:
-        """Whether anything is done to an image at all."""
+        """Whether any augmentation is on."""
         return self.flip or self.crop > 0 or self.erase > 0
 
 
 class Training(Table):
-    """One client's local training in one round: SGD, its state fresh for each client and round."""
+    """A client's local training in a round, by SGD with a new optimiser for each client and round."""
 
     lr: Annotated[float, Field(gt=0)] = Field(0.01, description="learning rate")
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="SGD momentum")
@@ -41,14 +41,14 @@ class Training(Table):
     epochs: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
         1, description="passes over the client's training data in a round"
     )
-    batch_size: Annotated[int, Field(ge=1)] = Field(64, description="samples in a step")
+    batch_size: Annotated[int, Field(ge=1)] = Field(64, description="samples per step")
     precision: Literal["fp32", "tf32", "bf16", "fp64"] = Field(
-        "fp32", description="what products are computed in; with tf32 and bf16 the rest stays in 32 bits"
+        "fp32", description="type of products; with tf32 and bf16 everything else stays in 32 bits"
     )
     augment: Augmentation = Augmentation()
 
     def phase(self, loss: LossFunction, parts: tuple[str, ...]) -> "Phase":
-        """The ordinary phase: these parts learn from all training data, as this table says."""
+        """The default phase: these parts train on all training data, with this table's settings."""
         return Phase(
             loss,
             dict.fromkeys(parts, self.lr),
@@ -62,14 +62,14 @@ class Training(Table):
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of a client's local training, as plain data that any engine can carry out."""
+    """A phase of a client's local training, as plain data that any engine can run."""
 
     loss: LossFunction
     lr: Mapping[str, float]
-    """The parts that learn, with their learning rates. All other parts are fixed, in eval mode."""
+    """The parts that learn, with their learning rates; all others are fixed, in eval mode."""
     epochs: int
     subset: str = "train"
-    """Which of the method's subsets of the client's training data is used."""
+    """The method's subset of the client's training data to use."""
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip: float | None = None
@@ -77,4 +77,4 @@ class Phase:
     bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Parameters that are clamped to a range after each step."""
     sums_of: Literal["all epochs", "last epoch"] = "all epochs"
-    """Over which epochs the sums that the loss returns are added up."""
+    """The epochs over which the loss's sums are accumulated."""

@@ -1,5 +1,5 @@
-"""Which fedmrl this is, and which numbers it gives."""
+"""The version of fedmrl, and of its numerical results."""
 
 __version__ = "0.1.0"
 NUMBERS = 3
-"""Counted up whenever golden numbers move (0.1.0 had 1): what was measured under another count is measured again."""
+"""Increased whenever golden numbers change (0.1.0 had 1); `fedmrl reproduce` repeats results of other values."""

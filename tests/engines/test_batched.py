@@ -364,7 +364,7 @@ def test_a_step_that_cannot_be_compiled_is_run_as_it_is_and_that_is_said(monkeyp
     (outcome,) = engine.train(Round(0, 3), turns(setting, [0]))
     (expected,) = ReferenceEngine(setting).train(Round(0, 3), turns(setting, [0]))
     assert outcome.loss == pytest.approx(expected.loss, rel=1e-9)
-    assert lines == ["a step cannot be compiled here (no compiler here); it is run as it is, which is slower"]
+    assert lines == ["a step cannot be compiled here (no compiler here); it runs uncompiled, which is slower"]
 
 
 def test_a_cohort_that_is_cut_is_said(monkeypatch):
@@ -375,4 +375,4 @@ def test_a_cohort_that_is_cut_is_said(monkeypatch):
     each = family.bytes_of_client + setting.training.batch_size * family.bytes_of_sample
     monkeypatch.setattr(batched, "free_bytes", lambda _: 2.5 * each)
     engine.train(Round(0, 3), turns(setting, [0, 1, 2, 3]))
-    assert lines == ["2 of 4 clients are trained at once, which is what fits into memory"]
+    assert lines == ["2 of 4 clients are trained at once, as more do not fit into memory"]

@@ -162,10 +162,10 @@ def with_a_digit_changed(text: str, after: str) -> str:
 def test_a_digit_changed_in_a_finished_runs_summary_is_noticed(finished, copied, word):
     path = copied / "summary.json"
     path.write_text(with_a_digit_changed(path.read_text(), word))
-    with pytest.raises(UserError, match=r"summary.json is damaged or was changed: its SHA-256 is not its own; run it again"):
+    with pytest.raises(UserError, match=r"summary.json is damaged or was changed: its SHA-256 does not match; run it again"):
         fedmrl.RunResult.read(copied)
     again, told = resumed(copied)
-    assert any("summary.json is damaged; it is made anew" in line for line in told)
+    assert any("summary.json is damaged; the run resumes" in line for line in told)
     assert again.accuracy == finished[1].accuracy and again.clients == finished[1].clients
     assert fedmrl.RunResult.read(copied).accuracy == finished[1].accuracy, "what was made anew is whole"
 
@@ -183,7 +183,7 @@ def test_a_summary_of_a_version_without_checksums_is_taken_and_told(finished, co
     path.write_text(json.dumps({key: value for key, value in plain.items() if key not in ("files", "sha256")}))
     again, told = resumed(copied)
     assert again.plain() == finished[1].plain()
-    assert told == [f"{path} was written by a version that kept no checksum; it is taken as it is"]
+    assert told == [f"{path} was written by a version without checksums; it is used unchecked"]
     assert fedmrl.RunResult.read(copied).accuracy == finished[1].accuracy
 
 

@@ -84,7 +84,9 @@ def test_a_method_that_is_not_registered_runs_and_its_folder_says_what_it_needs(
     said = []
     fedmrl.run(RECIPE, method=Mine(), out=tmp_path / "one", on_notice=said.append)
     assert "the method 'mine' was given from Python and is not registered: a rerun needs it again" in said
-    with pytest.raises(UserError, match=r"method.name is 'mine', which is no method; .* came from Python, unregistered"):
+    with pytest.raises(
+        UserError, match=r"method.name is 'mine', which is not a known method; .* came from Python, unregistered"
+    ):
         fedmrl.run(tmp_path / "one")
     assert fedmrl.run(tmp_path / "one", method=Mine()).title == "Mine"
 
@@ -101,7 +103,7 @@ class Impostor(fedmrl.FedMRL):
 def test_a_method_with_the_name_of_another_is_not_replaced_by_it_on_a_rerun(tmp_path):
     fedmrl.run(tiny_recipe("fedmrl"), method=Impostor(d1=3), out=tmp_path / "one")
     with pytest.raises(
-        UserError, match=r"method.name of that run came from Python, unregistered .*, and is another thing here"
+        UserError, match=r"method.name of that run came from Python, unregistered .*, and is something else here"
     ):
         fedmrl.run(tmp_path / "one")
 

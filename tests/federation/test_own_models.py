@@ -160,9 +160,9 @@ MISBEHAVING = {
     "a lock": (WithLock, r"model 'odd': WithLock cannot be copied for each client \(TypeError: cannot pickle '_thread.lock'"),
     "a generator": (WithGenerator, "model 'odd': WithGenerator cannot be copied for each client"),
     "an open file": (WithFile, "model 'odd': WithFile cannot be copied for each client"),
-    "sparse": (Sparse, r"model 'odd': Sparse does not run .*\(TypeError: it gives a tensor of layout sparse_coo"),
-    "a tuple": (Pair, r"model 'odd': Pair does not run .*\(TypeError: it gives a tuple, not a tensor\)"),
-    "a dict": (Named, r"model 'odd': Named does not run .*\(TypeError: it gives a dict, not a tensor\)"),
+    "sparse": (Sparse, r"model 'odd': Sparse does not run .*\(TypeError: it returns a tensor of layout sparse_coo"),
+    "a tuple": (Pair, r"model 'odd': Pair does not run .*\(TypeError: it returns a tuple, not a tensor\)"),
+    "a dict": (Named, r"model 'odd': Named does not run .*\(TypeError: it returns a dict, not a tensor\)"),
     "labels": (Labels, "model 'odd': Labels cannot be split at 'last': "),
     "complex": (Complex, "model 'odd': Complex cannot be split at 'last': "),
     "exits when made": (exits, r"model 'odd' cannot be made \(SystemExit: that is all\)"),
@@ -183,7 +183,7 @@ def test_a_model_that_misbehaves_is_told_in_a_sentence_before_anything_is_writte
 
 def test_a_model_that_leaves_no_room_to_train_it_is_refused(monkeypatch):
     monkeypatch.setattr(sys.modules["fedmrl.models.split"], "free_bytes", lambda device: 150 * 1024**2)
-    says = "model 'wide': it has 97.7 MiB of weights, and to train it takes 195.3 MiB beside them, where 150.0 MiB are free"
+    says = "model 'wide': it has 97.7 MiB of weights, and training takes another 195.3 MiB, where 150.0 MiB are free"
     with pytest.raises(UserError, match=says):
         OwnModel("wide", mlp(256, 98_100), "3").build((1, 16, 16), 4)
 
@@ -196,7 +196,7 @@ def test_a_model_whose_sizes_follow_from_its_first_input_is_taken():
 @pytest.mark.parametrize("engine", ["reference", "batched"])
 def test_a_model_that_exits_in_the_middle_of_a_run_is_told_in_a_sentence(engine):
     models = [OwnModel("odd", ExitsOnLargeBatches, "last")] * 4
-    with pytest.raises(UserError, match=r"odd fails as it (trains|predicts): SystemExit; mend the model$"):
+    with pytest.raises(UserError, match=r"odd fails as it (trains|predicts): SystemExit; fix the model$"):
         fedmrl.run(tiny_recipe("standalone", rounds=1), models=models, engine=engine)
 
 
@@ -219,7 +219,7 @@ def test_a_kind_of_model_of_ones_own_that_misbehaves_is_told_too():
         def build(self, shape, classes):
             sys.exit()
 
-    with pytest.raises(UserError, match="models: mine fails as it is made: SystemExit; mend the model"):
+    with pytest.raises(UserError, match="models: mine fails as it is made: SystemExit; fix the model"):
         prepare(tiny_recipe("standalone"), CPU, [Kind()] * 4)
 
 

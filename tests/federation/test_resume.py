@@ -178,7 +178,7 @@ def test_a_run_of_a_version_that_lacked_a_key_goes_on_with_its_default(tmp_path)
     unsealed(out / "checkpoint" / "state.json")
     told = []
     assert fedmrl.run(recipe, out=out, resume=True, on_notice=told.append).status == "finished"
-    assert any("begun by a version that kept no checksums" in line for line in told)
+    assert any("started by a version without checksums" in line for line in told)
 
 
 def harmed(plain, every):
@@ -194,7 +194,7 @@ def test_a_damaged_summary_is_told_and_made_anew(tmp_path):
         again = fedmrl.run(recipe, out=out, resume=True, on_notice=told.append)
         assert again.inference == first.inference, harm
         assert json.loads((out / "summary.json").read_text())["status"] == "finished", harm
-    assert any("summary.json is damaged; it is made anew" in line for line in told)
+    assert any("summary.json is damaged; the run resumes" in line for line in told)
 
 
 @pytest.mark.parametrize("name", ["rounds.jsonl", "checkpoint/state.json", "inputs.json"])

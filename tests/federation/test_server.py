@@ -119,12 +119,12 @@ def test_an_engine_can_be_given_as_an_object_or_a_class():
 
 @pytest.mark.parametrize("engine", [3, "fast", None, ReferenceEngine(prepare(tiny_recipe(), CPU))])
 def test_what_is_no_engine_is_refused_by_the_name_of_the_argument(engine):
-    with pytest.raises(fedmrl.UserError, match=r"^engine: there is no .*; choose auto, reference, batched, or give what makes"):
+    with pytest.raises(fedmrl.UserError, match=r"^engine is .*; choose auto, reference, batched, or give a factory"):
         fedmrl.run(tiny_recipe(), engine=engine)
 
 
 def test_what_makes_something_else_than_an_engine_is_refused():
-    with pytest.raises(fedmrl.UserError, match="it must make a fedmrl"):
+    with pytest.raises(fedmrl.UserError, match="it must return a fedmrl"):
         fedmrl.run(tiny_recipe(), engine=lambda *settings: "no engine")
 
 

@@ -113,7 +113,7 @@ def test_a_store_in_the_host_s_memory_copies_and_gives_back(tmp_path):
 
 
 def test_a_store_that_there_is_not_is_refused():
-    with pytest.raises(UserError, match="store: there is no 'cloud'; choose auto, device, host or disk"):
+    with pytest.raises(UserError, match="store is 'cloud'; choose auto, device, host or disk"):
         fedmrl.run(tiny_recipe("fedmrl"), store="cloud")
 
 

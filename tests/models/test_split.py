@@ -43,7 +43,7 @@ def test_the_users_model_is_left_as_it_was():
         (Net(), "haed", "Net has no layer 'haed'; did you mean 'head'?"),
         (Net(), "body.1", "it is a Dropout, and a header must be an nn.Linear"),
         (Net(), "unused", "expected [2]"),
-        (WithSoftmax(), "head", "other layers come after it or beside it"),
+        (WithSoftmax(), "head", "other layers come after it or run in parallel"),
         (Net(), "body.0", "without that layer it does not run"),
         (nn.Sequential(nn.Linear(4, 3, bias=False), nn.Linear(3, 3, bias=False), nn.Tanh()), "1", "other layers come after it"),
         (nn.Sequential(nn.Linear(5, 3)), "0", "Sequential does not run on an input of shape [2, 4]"),

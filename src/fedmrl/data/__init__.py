@@ -1,4 +1,4 @@
-"""Data: where samples come from, which client has which, and in what order it sees them."""
+"""Data: datasets, their partition over clients, and the order of each client's samples."""
 
 from fedmrl.data.cifar import Cifar10, Cifar100
 from fedmrl.data.partition import ClientSplit

@@ -16,7 +16,7 @@ from fedmrl.errors import UserError
 from fedmrl.files import user_path
 from fedmrl.table import IS_PATH
 
-# The official files with their MD5s, and where each record's label and pixels start.
+# The official files with their MD5s.
 CIFAR_FILES: dict[str, dict[str, str]] = {
     "cifar10": {
         "cifar-10-batches-bin/data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
@@ -31,7 +31,7 @@ CIFAR_FILES: dict[str, dict[str, str]] = {
         "cifar-100-binary/test.bin": "4499cfba6c016c1be1438163640a0898",
     },
 }
-# What `moments` gives for the files above: to measure it anew takes longer than to read them.
+# `moments` of the files above: computing them takes longer than reading the files.
 CIFAR_MOMENTS: Mapping[str, Moments] = {
     "cifar10": (
         [125.42653860677083, 123.0767458170573, 114.03020576171875],
@@ -51,7 +51,7 @@ def data_dir(given: str | None) -> Path:
 
 
 def verified(path: Path, md5: str) -> bytes:
-    """The file's content, if it is what it should be."""
+    """Reads a file after checking its MD5."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -64,14 +64,14 @@ def verified(path: Path, md5: str) -> bytes:
 
 
 class _Cifar(DataSource):
-    """60,000 images of 3×32×32, of which the first 50,000 are the official training set."""
+    """60,000 images of 3×32×32; the first 50,000 are the official training set."""
 
     dir: Annotated[str | None, IS_PATH] = Field(
         None, description="the folder with the official files; else $FEDMRL_DATA, else ~/.cache/fedmrl"
     )
 
     def read(self) -> Samples:
-        """The official files, each verified."""
+        """Reads the official files, each verified."""
         folder, files = data_dir(self.dir), CIFAR_FILES[self.name]
         missing = [file for file in files if not (folder / file).is_file()]
         if missing:

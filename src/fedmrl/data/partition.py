@@ -1,4 +1,4 @@
-"""Which client has which samples: by class, Dirichlet, IID or as given; then each client's own train and test set."""
+"""Partitions of the samples over clients: by class, Dirichlet, IID or given; then each client's train and test set."""
 
 import json
 from collections.abc import Sequence
@@ -23,21 +23,21 @@ Indices = NDArray[np.int64]
 class PartitionTable(Table):
     """The recipe's `[partition]` table."""
 
-    kind: Literal["class", "dirichlet", "iid", "given"] = Field("class", description="how samples are dealt to clients")
-    classes_per_client: Annotated[int, Field(ge=1)] = Field(2, description="class: how many classes each client has")
+    kind: Literal["class", "dirichlet", "iid", "given"] = Field("class", description="how samples are distributed over clients")
+    classes_per_client: Annotated[int, Field(ge=1)] = Field(2, description="class: number of classes of each client")
     shares: tuple[Annotated[float, Field(ge=1e-6, le=1e6)], Annotated[float, Field(ge=1e-6, le=1e6)]] = Field(
         (0.4, 0.6), description="class: a class goes to its clients in shares drawn from this range, normalised"
     )
     alpha: Annotated[float, Field(gt=0, le=1e6)] = Field(0.5, description="dirichlet: smaller is more uneven")
-    min_samples: Annotated[int, Field(ge=2)] = Field(10, description="dirichlet: drawn again until every client has these")
-    tries: Annotated[int, Field(ge=1)] = Field(100, description="dirichlet: how often it is drawn before giving up")
+    min_samples: Annotated[int, Field(ge=2)] = Field(10, description="dirichlet: redrawn until every client has this many")
+    tries: Annotated[int, Field(ge=1)] = Field(100, description="dirichlet: number of draws before giving up")
     file: str | None = Field(None, description="given: a JSON of each client's sample numbers, or a run's split.json")
     test: Literal["split", "official"] = Field(
-        "split", description="each client's data is cut in train and test, or the official test set is dealt alike"
+        "split", description="split: divide each client's data; official: distribute the official test set alike"
     )
-    test_share: Annotated[float, Field(gt=0, lt=1)] = Field(0.2, description="split: the part of a client's data to test on")
+    test_share: Annotated[float, Field(gt=0, lt=1)] = Field(0.2, description="split: share of a client's data used for testing")
     set_aside: Annotated[int, Field(ge=0)] = Field(
-        0, description="so many samples (with test = official: training samples), drawn at random, go to nobody"
+        0, description="number of random samples (with test = official: training samples) that no client gets"
     )
 
     @model_validator(mode="after")
@@ -47,7 +47,7 @@ class PartitionTable(Table):
         if self.kind == "given" and self.file is None:
             raise ValueError("kind is 'given', so file must name a JSON of each client's sample numbers")
         if self.kind == "given" and self.set_aside:
-            raise ValueError("kind is 'given', so the file says who has what; leave set_aside out")
+            raise ValueError("kind is 'given', so the file assigns all samples; leave set_aside out")
         return self
 
 
@@ -60,7 +60,7 @@ class ClientSplit:
 
 
 def partition(table: PartitionTable, data: Dataset, clients: int, seed: int) -> list[ClientSplit]:
-    """Every client's samples."""
+    """Partitions the samples over all clients."""
     if table.kind == "given":
         return _given(table, data, clients, seed)
     pool = data.official_train if table.test == "official" else len(data.y)
@@ -82,7 +82,7 @@ def partition(table: PartitionTable, data: Dataset, clients: int, seed: int) -> 
 
 
 def _kept(table: PartitionTable, data: Dataset, pool: int, seed: int) -> Indices:
-    """The samples that are dealt: all of the pool, or all but those that are set aside."""
+    """The samples to distribute: the pool without those set aside."""
     if not table.set_aside:
         return np.arange(pool)
     if table.set_aside >= pool:
@@ -91,9 +91,9 @@ def _kept(table: PartitionTable, data: Dataset, pool: int, seed: int) -> Indices
 
 
 def deal(y: Indices, shares: NDArray[np.float64], rng: np.random.Generator) -> list[Indices]:
-    """Cut each class at its clients' rounded cumulative shares: every sample goes to one client, none is left over.
+    """Divides each class at the rounded cumulative shares, so that every sample goes to exactly one client.
 
-    `shares` has a row for each class and a column for each client; a row adds up to 1.
+    `shares` has a row per class and a column per client; rows sum to 1.
     """
     clients = shares.shape[1]
     owner = np.zeros(len(y), dtype=np.int64)
@@ -102,7 +102,7 @@ def deal(y: Indices, shares: NDArray[np.float64], rng: np.random.Generator) -> l
         ends = np.round(np.cumsum(row) * len(members)).astype(np.int64)
         ends[-1] = len(members)
         owner[members] = np.repeat(np.arange(clients), np.diff(ends, prepend=0))
-    # Cut once by client, not client by client in each class: there may be ten thousand of them.
+    # One sort for all clients, as there may be ten thousand of them.
     ends = np.cumsum(np.bincount(owner, minlength=clients))
     return np.split(np.argsort(owner, kind="stable"), ends[:-1])
 
@@ -121,7 +121,7 @@ def _class_shares(table: PartitionTable, data: Dataset, y: Indices, clients: int
     shares = np.where(holds, rng.uniform(*table.shares, size=holds.shape), 0.0)
     shares /= shares.sum(axis=1, keepdims=True)
     counts = np.bincount(y, minlength=classes)
-    # Rounding must leave every holder at least one sample of the class.
+    # After rounding, each client must have a sample of each of its classes.
     for label in np.flatnonzero((np.where(holds, shares, 1.0) * counts[:, None]).min(axis=1) < 1):
         raise UserError(
             f"class {data.classes[label]!r} has {counts[label]} samples for {holds[label].sum()} clients, too few to give each "
@@ -131,13 +131,13 @@ def _class_shares(table: PartitionTable, data: Dataset, y: Indices, clients: int
 
 
 def class_holders(classes: int, clients: int, each: int, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """Who has which class: a client draws its classes one by one among those with the fewest holders so far.
+    """Assigns classes to clients: each client draws from the classes that have the fewest clients so far.
 
     >>> class_holders(10, 5, 4, generator(0, "doc")).sum(axis=0)
     array([4, 4, 4, 4, 4])
     """
     holds = np.zeros((classes, clients), dtype=bool)
-    holders = np.zeros(classes, dtype=np.int64)  # counted as it goes: to sum over all clients each time takes clients²
+    holders = np.zeros(classes, dtype=np.int64)  # a running count: summing over clients each time would be quadratic
     for client in range(clients):
         for _ in range(each):
             free = np.flatnonzero(~holds[:, client])
@@ -148,7 +148,7 @@ def class_holders(classes: int, clients: int, each: int, rng: np.random.Generato
 
 
 def _dirichlet_shares(table: PartitionTable, data: Dataset, y: Indices, clients: int, seed: int) -> NDArray[np.float64]:
-    """Class by class, Dirichlet shares over the clients that do not have their even part of all samples yet."""
+    """Dirichlet shares, class by class, over the clients that still have less than an equal part of all samples."""
     rng = generator(seed, "partition")
     counts = np.bincount(y, minlength=len(data.classes))
     if table.min_samples * clients > len(y):
@@ -176,7 +176,7 @@ def _one_class(table: PartitionTable, rng: np.random.Generator, open_: NDArray[n
         if row.sum() > 0:
             shares: NDArray[np.float64] = row / row.sum()
             return shares
-    # With a tiny α a draw is a single one, again and again on a client that is full.
+    # With a tiny α each draw picks a single client, which may be full every time.
     raise UserError(
         f"partition.alpha = {table.alpha} is too small: {table.tries} draws in a row went to clients that have enough already; "
         "raise it"
@@ -184,7 +184,7 @@ def _one_class(table: PartitionTable, rng: np.random.Generator, open_: NDArray[n
 
 
 def _iid_shares(table: PartitionTable, data: Dataset, y: Indices, clients: int, seed: int) -> NDArray[np.float64]:
-    """Nobody's share differs; who gets the samples left over by rounding is drawn for each class."""
+    """Equal shares; the clients that get the remaining samples of each class are drawn at random."""
     rng = generator(seed, "partition")
     counts = np.bincount(y, minlength=len(data.classes))
     dealt = np.tile(counts[:, None] // clients, (1, clients)).astype(np.float64)
@@ -199,7 +199,7 @@ _SHARES = {"class": _class_shares, "dirichlet": _dirichlet_shares, "iid": _iid_s
 
 
 def train_test(own: Indices, y: Indices, share: float, seed: int, client: int) -> ClientSplit:
-    """Cut one client's samples in two, class by class; every class keeps a training sample, and there is a test sample."""
+    """Splits a client's samples class by class; every class keeps a training sample, and the client gets a test sample."""
     if not len(own):
         return ClientSplit(own, own)
     rng = generator(seed, "train-test", client)
@@ -209,12 +209,12 @@ def train_test(own: Indices, y: Indices, share: float, seed: int, client: int) -
     sizes = np.diff(cuts)
     quota = share * sizes
     tests = np.minimum(np.floor(quota).astype(np.int64), sizes - 1)
-    wanted = max(1, round(share * len(own)))
-    while (missing := wanted - tests.sum()) > 0 and len(able := np.flatnonzero(tests < sizes - 1)):
-        # Whoever lacks most of its quota is first, and nobody is twice while another has not been once. Among equals it is
-        # drawn: else clients of few samples would all be tested on the classes that come first.
+    target = max(1, round(share * len(own)))
+    while (missing := target - tests.sum()) > 0 and len(able := np.flatnonzero(tests < sizes - 1)):
+        # Classes furthest below their quota come first, each once per pass. Ties are random: else clients of few samples
+        # would all be tested on the first classes.
         tests[able[np.lexsort((rng.random(len(able)), (tests - quota)[able]))[:missing]]] += 1
-    if not tests.sum() and len(own) > 1:  # one sample of each class: one class must do without training
+    if not tests.sum() and len(own) > 1:  # one sample per class: one class gets no training sample
         tests[rng.integers(len(tests))] = 1
     test = np.concatenate([part[:n] for part, n in zip(members, tests, strict=True)])
     train = np.concatenate([part[n:] for part, n in zip(members, tests, strict=True)])
@@ -231,7 +231,7 @@ def _check_enough(splits: Sequence[ClientSplit]) -> None:
 
 
 def split_json(splits: Sequence[ClientSplit]) -> str:
-    """The split as a JSON text that another run can be given."""
+    """The split as JSON, which another run can use as `partition.file`."""
     return json.dumps({"clients": [{"train": own.train.tolist(), "test": own.test.tolist()} for own in splits]})
 
 

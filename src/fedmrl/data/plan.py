@@ -1,4 +1,4 @@
-"""In what order a client sees its samples, and what happens to them on the way: all drawn from keyed generators."""
+"""The order and augmentation of a client's samples, drawn from keyed generators."""
 
 import math
 from collections.abc import Iterator
@@ -17,15 +17,15 @@ from fedmrl.training import Augmentation, Phase
 
 @dataclass(frozen=True)
 class Plan:
-    """One client's samples for one phase: a row of positions for each epoch, and how each is augmented."""
+    """One client's samples for one phase: a row of positions for each epoch, with draws for augmentation."""
 
     order_EN: Indices
     draws_EN8: NDArray[np.float32] | None
-    """Eight numbers in [0, 1) for each sample shown, if anything is done to images."""
+    """Eight numbers in [0, 1) for each sample, if images are augmented."""
 
 
 def plan(seed: int, round_index: int, client: int, own: Indices, phase: Phase) -> Plan:
-    """What `client` sees in this round's phase: `own` in a new order each epoch."""
+    """The plan of a client's phase in a round: its samples `own` in a new order for each epoch."""
     rng = generator(seed, f"batches-{phase.subset}", round_index, client)
     order = np.stack([rng.permutation(own) for _ in range(phase.epochs)])
     if not phase.augment.active:
@@ -35,13 +35,13 @@ def plan(seed: int, round_index: int, client: int, own: Indices, phase: Phase) -
 
 
 class Samples:
-    """The dataset on a device, stored as it came; a batch is standardised when it is taken."""
+    """The dataset on a device, stored in its own type; batches are standardised when taken."""
 
     def __init__(self, data: Dataset, device: torch.device, dtype: torch.dtype, channels_last: bool = False) -> None:
         self.x = torch.from_numpy(np.ascontiguousarray(data.x)).to(device)
         self.channels_last = channels_last and self.x.ndim == 4
         if self.channels_last:
-            self.x = self.x.contiguous(memory_format=torch.channels_last)  # and so are the batches that are taken of it
+            self.x = self.x.contiguous(memory_format=torch.channels_last)  # batches taken from it inherit the format
         self.y = torch.from_numpy(data.y).to(device)
         shape = (-1,) + (1,) * (data.x.ndim - 2)
         self.mean = torch.tensor(data.mean, device=device, dtype=dtype).reshape(shape)
@@ -49,19 +49,19 @@ class Samples:
         self.device, self.dtype = device, dtype
 
     def raw(self, positions: Indices) -> tuple[Tensor, Tensor]:
-        """Inputs as they came, and labels."""
+        """Inputs in their own type, and labels."""
         index = torch.from_numpy(positions).to(self.device)
         if not self.channels_last:
             return self.x[index], self.y[index]
         return self.x.permute(0, 2, 3, 1).index_select(0, index).permute(0, 3, 1, 2), self.y[index]
 
     def take(self, positions: Indices) -> tuple[Tensor, Tensor]:
-        """Inputs and labels, standardised."""
+        """Standardised inputs, and labels."""
         x, y = self.raw(positions)
         return shown(x, self.mean, self.std), y
 
     def batches(self, plan: Plan, batch_size: int, augment: Augmentation) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Epoch, inputs and labels of each step; the last batch of an epoch may be smaller."""
+        """Yields epoch, inputs and labels of each step; the last batch of an epoch may be smaller."""
         for epoch, order in enumerate(plan.order_EN):
             for start in range(0, len(order), batch_size):
                 stop = start + batch_size
@@ -74,10 +74,10 @@ class Samples:
 
 
 def shown(raw: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Samples as they came, standardised, in the type of the mean."""
+    """Standardises raw samples, in the type of the mean."""
     if raw.ndim < 4 or raw.is_contiguous():
         return (raw.to(mean.dtype) - mean) / std
-    # Channels last: a row of pixels at once is five times as fast as the few channels of one pixel.
+    # Channels last: whole rows of pixels at once are five times as fast as the few channels of single pixels.
     B, C, H, W = raw.shape
     rows = raw.permute(0, 2, 3, 1).reshape(B * H, W * C).to(mean.dtype)
     wide_mean, wide_std = (moment.expand(C, 1, 1).reshape(C).repeat(W) for moment in (mean, std))
@@ -85,13 +85,13 @@ def shown(raw: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 
 
 def augmented(raw: Tensor, mean: Tensor, std: Tensor, draws_B8: Tensor, augment: Augmentation) -> Tensor:
-    """Standardise, flip, blank a rectangle, then crop out of a border of zeros: as the draws say, a row for each image.
+    """Standardises, flips, erases a rectangle and crops with zero padding, by the draws of each image.
 
-    This is the order of the code of FedMRL's authors. What is blanked or lies in the border is zero after standardising.
+    The order is that of the code of FedMRL's authors. Erased and padded pixels are zero after standardising.
     """
     flip_B, down_B, right_B = draws_B8[:, :3].unbind(dim=1)
     B, C, H, W = raw.shape
-    # For each pixel that is shown, its place in the flipped image; outside of that lies the border.
+    # For each output pixel, its row and column in the flipped image; those outside are padding.
     row_BH = torch.arange(H, device=raw.device).expand(B, H)
     column_BW = torch.arange(W, device=raw.device).expand(B, W)
     if augment.crop:
@@ -103,7 +103,7 @@ def augmented(raw: Tensor, mean: Tensor, std: Tensor, draws_B8: Tensor, augment:
         seen_BHW = seen_BHW & ~_erased(draws_B8[:, 3:], augment.erase, row_BH, column_BW, H, W)
     if augment.flip:
         column_BW = torch.where(flip_B[:, None] < 0.5, W - 1 - column_BW, column_BW)
-    # All channels of a pixel are fetched as one row, ten times as fast as number by number; the last row is the zero.
+    # All channels of a pixel are gathered as one row, ten times as fast as one by one; the last row is zero.
     pixels = shown(raw, mean, std).permute(0, 2, 3, 1).reshape(-1, C)
     pixels = torch.cat([pixels, pixels.new_zeros(1, C)])
     first_B = torch.arange(B, device=raw.device) * (H * W)
@@ -113,7 +113,7 @@ def augmented(raw: Tensor, mean: Tensor, std: Tensor, draws_B8: Tensor, augment:
 
 
 def _erased(draws_B5: Tensor, chance: float, row_BH: Tensor, column_BW: Tensor, H: int, W: int) -> Tensor:
-    """Which places are blanked: a rectangle of 4% to 20% of the image, its sides in a ratio of 1:2 to 2:1."""
+    """The pixels to erase: a rectangle of 4% to 20% of the image, with an aspect ratio of 1:2 to 2:1."""
     whether_B, area_B, ratio_B, top_B, left_B = draws_B5.unbind(dim=1)
     share_B = 0.04 + (0.2 - 0.04) * area_B
     aspect_B = torch.exp(math.log(0.5) + ratio_B * math.log(2 / 0.5))

@@ -1,4 +1,4 @@
-"""Where samples come from: scikit-learn's digits, the user's own arrays, and whatever else is registered."""
+"""Datasets: scikit-learn's digits, the user's own arrays, and any other registered source."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -14,7 +14,7 @@ from pydantic import Field
 
 from fedmrl.errors import CODE_FAILS, UserError, cause
 from fedmrl.files import user_path
-from fedmrl.memory import free_bytes, said
+from fedmrl.memory import format_bytes, free_bytes
 from fedmrl.registry import Registry
 from fedmrl.table import IS_PATH, Named
 
@@ -24,25 +24,29 @@ Moments = tuple[list[float], list[float]]
 
 @dataclass(frozen=True)
 class Samples:
-    """What a source reads: inputs (images as channels × height × width, or features) and labels from 0."""
+    """The samples of a source: inputs (images as channels × height × width, or features) and labels from 0."""
 
     x: NDArray[Any]
     y: NDArray[Any]
     classes: tuple[str, ...] | None = None
-    """The classes' names; else they are numbered."""
+    """The classes' names; None: their numbers."""
     official_train: int | None = None
-    """How many samples, the first ones, are the official training set; else all."""
+    """The size of the official training set, whose samples come first; None: all samples."""
     moments: Moments | None = None
-    """Of each channel, where they are known; else they are measured."""
+    """Known mean and standard deviation of each channel; None: computed."""
 
 
 class DataSource(Named, ABC):
-    """A dataset that recipes can name; what it can be set to are its fields."""
+    """A dataset that recipes can name; its fields are its settings."""
 
     summary: ClassVar[str]
 
-    mean: list[float] | None = Field(None, description="subtracted from each channel or feature, in raw units; else measured")
-    std: list[Annotated[float, Field(gt=0)]] | None = Field(None, description="divides each channel or feature; else measured")
+    mean: list[float] | None = Field(
+        None, description="subtracted from each channel or feature, in raw units (default: measured)"
+    )
+    std: list[Annotated[float, Field(gt=0)]] | None = Field(
+        None, description="divides each channel or feature (default: measured)"
+    )
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -51,12 +55,12 @@ class DataSource(Named, ABC):
 
     @property
     def title(self) -> str:
-        """What tables and figures call it."""
+        """The name in tables and figures."""
         return self.name
 
     @abstractmethod
     def read(self) -> Samples:
-        """All samples."""
+        """Reads all samples."""
 
 
 SOURCES: Registry[type[DataSource]] = Registry("dataset", "fedmrl.datasets")
@@ -64,7 +68,7 @@ SOURCES: Registry[type[DataSource]] = Registry("dataset", "fedmrl.datasets")
 
 @dataclass(frozen=True)
 class Dataset:
-    """All samples, as they were stored (images as uint8), training samples first, then the official test samples."""
+    """All samples in their stored type (images as uint8), training samples first, then the official test samples."""
 
     name: str
     x: NDArray[np.generic]
@@ -96,7 +100,7 @@ class Dataset:
 
 
 def load(source: DataSource) -> Dataset:
-    """The dataset that a recipe's `[data]` table names."""
+    """Loads the dataset that a recipe's `[data]` table names."""
     where = f"data.name = {source.name}"
     try:
         samples = _checked(source.read(), where)
@@ -122,13 +126,13 @@ def load(source: DataSource) -> Dataset:
 
 
 def _checked(samples: Samples, where: str) -> Samples:
-    """The samples as data has them: images with channels, numbers in 32 bits, and a name for each class."""
+    """Validates samples: images get channels, numbers 32 bits, and each class a name."""
     if not isinstance(samples, Samples):
-        raise UserError(f"{where}: read() gives a {type(samples).__name__}; it must give fedmrl.data.Samples(x, y)")
+        raise UserError(f"{where}: read() returns a {type(samples).__name__}; it must return fedmrl.data.Samples(x, y)")
     x, y = _pair(samples.x, samples.y, where)
     names = samples.classes or numbered_classes(y, where)
     if y.max() >= len(names):
-        raise UserError(f"{where}: y goes up to {y.max()}, and there are {len(names)} names of classes; name them all")
+        raise UserError(f"{where}: y goes up to {y.max()}, but only {len(names)} classes have names; name them all")
     train = samples.official_train
     if train is not None and not 0 < train <= len(x):
         raise UserError(f"{where}: official_train is {train}; it must be 1 to {len(x)}, the number of samples")
@@ -136,7 +140,7 @@ def _checked(samples: Samples, where: str) -> Samples:
 
 
 def numbered_classes(y: NDArray[np.int64], where: str) -> tuple[str, ...]:
-    """A name for each class where there are only numbers; each must occur."""
+    """The classes' numbers as names; each class must occur."""
     labels = np.unique(y)
     if labels[-1] != len(labels) - 1:
         absent = int(np.flatnonzero(labels != np.arange(len(labels)))[0])
@@ -145,7 +149,7 @@ def numbered_classes(y: NDArray[np.int64], where: str) -> tuple[str, ...]:
 
 
 def _pair(x: NDArray[Any], y: NDArray[Any], where: str, suffix: str = "") -> tuple[NDArray[np.generic], NDArray[np.int64]]:
-    """Inputs and labels, checked; images without channels get one."""
+    """Validates inputs and labels; images without channels get one."""
     if not isinstance(x, np.ndarray) or not isinstance(y, np.ndarray):
         raise UserError(f"{where}: x{suffix} is a {type(x).__name__} and y{suffix} a {type(y).__name__}; give NumPy arrays")
     if y.ndim != 1 or x.ndim == 0 or len(x) != len(y) or not len(y):
@@ -157,7 +161,7 @@ def _pair(x: NDArray[Any], y: NDArray[Any], where: str, suffix: str = "") -> tup
     if x.ndim == 3:
         x = x[:, None]
     if not np.issubdtype(x.dtype, np.number) or np.issubdtype(x.dtype, np.complexfloating):
-        raise UserError(f"{where}: x{suffix} must be numbers, and it is {x.dtype}")
+        raise UserError(f"{where}: x{suffix} must be numbers, but is {x.dtype}")
     if x.dtype != np.uint8:
         with np.errstate(over="ignore"):
             x = x.astype(np.float32, copy=False)
@@ -167,7 +171,7 @@ def _pair(x: NDArray[Any], y: NDArray[Any], where: str, suffix: str = "") -> tup
 
 
 def moments(x: NDArray[np.generic]) -> Moments:
-    """Mean and standard deviation of each channel; a channel that never varies is left unscaled."""
+    """Mean and standard deviation of each channel; a constant channel is not scaled."""
     by_channel = np.moveaxis(x, 1, 0).reshape(x.shape[1], -1)
     if x.dtype == np.uint8:  # counting values is exact, and needs no copy of the data in double precision
         values = np.arange(256.0)
@@ -188,7 +192,7 @@ class Digits(DataSource):
     name: ClassVar[str] = "digits"
 
     def read(self) -> Samples:
-        """The digits."""
+        """Loads the digits."""
         from sklearn.datasets import load_digits
 
         bunch = load_digits()
@@ -203,10 +207,10 @@ class Arrays(DataSource):
 
     name: ClassVar[str] = "arrays"
 
-    file: Annotated[str | None, IS_PATH] = Field(None, description="an .npz with x and y, and x_test and y_test if there are")
+    file: Annotated[str | None, IS_PATH] = Field(None, description="an .npz with x and y, and optionally x_test and y_test")
 
     def read(self) -> Samples:
-        """The file's arrays."""
+        """Reads the file's arrays."""
         if self.file is None:
             raise UserError("data.name is 'arrays', so data.file must name an .npz file with arrays x and y")
         path = user_path(self.file, "data.file")
@@ -229,32 +233,33 @@ def _plain_arrays(path: Path) -> dict[str, NDArray[Any]]:
         with np.load(path, allow_pickle=False) as archive:
             needed = sum(member.file_size for member in archive.zip.infolist())
             if needed > (free := free_bytes(torch.device("cpu"))):
-                raise UserError(f"{path} unpacks to {said(needed)}, and {said(free)} of memory are free; give fewer samples")
+                room = f"{format_bytes(free)} of memory are free"
+                raise UserError(f"{path} unpacks to {format_bytes(needed)}, and {room}; give fewer samples")
             arrays = {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; data.file must name an .npz file with arrays x and y") from None
     except UserError:
         raise
-    except Exception as error:  # zip, zlib, NumPy and the memory each fail in ways of their own
+    except Exception as error:  # zip, zlib, NumPy and memory all raise different errors
         raise UserError(f"{path} cannot be read as an .npz file of plain arrays ({cause(error)})") from error
     return {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
 
 
 class Given(DataSource):
-    """Data that was given from Python: a recipe has its fingerprint only."""
+    """Data given from Python, of which the recipe holds only a fingerprint."""
 
     name: ClassVar[str] = "given"
 
-    called: str = Field("data", description="what it was called there")
-    sha256: str = Field("", description="of all samples and labels")
+    called: str = Field("data", description="the dataset's name")
+    sha256: str = Field("", description="SHA-256 of all samples and labels")
 
     @property
     def title(self) -> str:
-        """What it was called."""
+        """The name given in Python."""
         return self.called
 
     def read(self) -> Samples:
-        """Raises `UserError`: it has to be given again."""
+        """Raises `UserError`, as the data must be given again."""
         raise UserError(
             f"this recipe's data ({self.called}) was given from Python, and is needed again; run it there, with "
             "fedmrl.run(recipe, data=…)"
@@ -267,7 +272,7 @@ SOURCES.add(Given.name, Given, module=__name__, listed=False)
 
 
 def source_of(data: Dataset) -> DataSource:
-    """What a recipe says of this dataset: what it was read from, or a fingerprint."""
+    """The recipe's entry for a dataset: its source, or a fingerprint."""
     if data.source is not None:
         return data.source
     digest = hashlib.sha256(repr((data.x.shape, str(data.x.dtype), data.classes, data.official_train)).encode())

@@ -1,4 +1,4 @@
-"""Engines: how a round's clients are trained and evaluated. None of them knows a method by name."""
+"""Engines train and evaluate a round's clients, for any method."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from fedmrl.errors import UserError, cause
 
 ENGINES: dict[str, type[Engine]] = {"reference": ReferenceEngine, "batched": BatchedEngine}
 EngineChoice = str | Callable[..., Engine]
-"""An engine's name, or what makes one for the settings of some runs: `Reference()`, `Batched()`, a subclass of `Engine`."""
+"""An engine's name, or a factory called with the runs' settings: `Reference()`, `Batched()`, a subclass of `Engine`."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The reference engine: one client after another, the oracle for all others."""
+    """The reference engine: one client after another; the other engines are tested against it."""
 
     def __call__(self, *settings: Setting) -> Engine:
         """The engine for these runs."""
@@ -26,10 +26,10 @@ class Reference:
 
 @dataclass(frozen=True)
 class Batched:
-    """The batched engine: a round's clients as one program."""
+    """The batched engine: all clients of a round in one program."""
 
     way: Way | None = None
-    """How its steps are run: eager, captured or compiled; None: what is worth it on this device."""
+    """How steps run: eager, captured or compiled; None: chosen by device and length of the run."""
 
     def __post_init__(self) -> None:
         if self.way not in (None, *get_args(Way)):
@@ -41,7 +41,7 @@ class Batched:
 
 
 def engine_for(choice: EngineChoice, *settings: Setting) -> Engine:
-    """The engine that was chosen; `auto` is the faster one: on a GPU clients as one program, on a CPU one after another."""
+    """Creates the chosen engine; `auto` is the faster one: batched on a GPU, reference on a CPU."""
     check_engine(choice)
     if choice == "auto":
         choice = "batched" if settings[0].device.type == "cuda" else "reference"
@@ -52,7 +52,9 @@ def engine_for(choice: EngineChoice, *settings: Setting) -> Engine:
             raise
         raise UserError(f"engine is {choice!r}, which makes no engine ({cause(error)}); give one, as Batched()") from error
     if not isinstance(engine, Engine):
-        raise UserError(f"engine is {choice!r}, which makes a {type(engine).__name__}; it must make a fedmrl.engines.Engine")
+        raise UserError(
+            f"engine is {choice!r}, which returns a {type(engine).__name__}; it must return a fedmrl.engines.Engine"
+        )
     return engine
 
 
@@ -62,7 +64,7 @@ def check_engine(choice: EngineChoice) -> None:
         raise UserError(f"engine is the class {choice.__name__}; give what it makes, as {choice.__name__}()")
     if not callable(choice) and choice not in ("auto", *ENGINES):
         known = ", ".join(("auto", *ENGINES))
-        raise UserError(f"engine: there is no {choice!r}; choose {known}, or give what makes one, as fedmrl.engines.Batched()")
+        raise UserError(f"engine is {choice!r}; choose {known}, or give a factory such as fedmrl.engines.Batched()")
 
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The batched engine: a round's clients as one program on stacked parameters."""
+"""The batched engine: all clients of a round in one program on stacked parameters."""
 
 import gc
 from collections import Counter, defaultdict
@@ -22,12 +22,12 @@ from fedmrl.methods import ClientNet, Round
 from fedmrl.models import ModelSpec
 from fedmrl.training import Augmentation, Phase, Sums
 
-_FILLED = 0.8  # of the free memory, that a stack and its steps may take
-_WORTH_COMPILING = 5_000_000  # samples that are still to be trained on
+_FILLED = 0.8  # the share of free memory that a stack and its steps may take
+_WORTH_COMPILING = 5_000_000  # the number of training samples ahead from which compiling pays off
 
 
 class BatchedEngine(Engine):
-    """Clients whose models share a family train and are evaluated as one stack; the others one by one."""
+    """Trains and evaluates clients of one model family as one stack, and the others one by one."""
 
     name: ClassVar[str] = "batched"
 
@@ -50,18 +50,18 @@ class BatchedEngine(Engine):
 
     @property
     def trainers(self) -> list[Trainer]:
-        """The programs that were made so far."""
+        """The training programs built so far."""
         return [trainer for _, _, trainer in self._trainers]
 
     @property
     def notices(self) -> list[str]:
-        """A line for each kind of model that runs one by one, after those of every engine."""
+        """See `Engine.notices`; adds a line for each kind of model that runs one by one."""
         slower = "is run one client at a time, which is slower and gives the same numbers"
         lines = (f"{loner.spec.label} {slower}: {loner.reason}" for loner in self.loners)
         return [*super().notices, *dict.fromkeys(lines)]
 
     def foresee(self, rounds: Sequence[Sequence[Sequence[int]]]) -> None:
-        """See `Engine.foresee`: stacks are made large enough for all rounds, so that a run that is resumed has the same."""
+        """See `Engine.foresee`; makes stacks large enough for all rounds, so that a resumed run has the same ones."""
         for clients_of_runs in zip(*rounds, strict=True):
             members = Counter(
                 id(self._family_of[setting.members[client].model])
@@ -74,14 +74,14 @@ class BatchedEngine(Engine):
     def trained(self, round_: Round, turns: Sequence[Turn], then: Sequence[Turn] = ()) -> list[Trained]:
         """See `Engine.trained`."""
         if self._way is None:
-            self._way = self._worth(round_, turns)
+            self._way = self._choose_way(round_, turns)
         outcomes: dict[tuple[int, int], Trained] = {}
         for slots, together in self._stacks(turns, grow=True):
             with failures_told([self._spec(turn) for turn in together], f"round {round_.index + 1}", "trains"):
                 found = self._train_stack(slots, round_, together)
             for turn, outcome in zip(together, found, strict=True):
                 outcomes[turn.run, turn.client] = outcome
-        self._look_ahead(replace(round_, index=round_.index + 1), then)
+        self._prepare_plans(replace(round_, index=round_.index + 1), then)
         if self._alone and (alone := self._loners_of(turns)):
             for turn, outcome in zip(alone, self._alone.trained(round_, alone), strict=True):
                 outcomes[turn.run, turn.client] = outcome
@@ -106,7 +106,7 @@ class BatchedEngine(Engine):
         modes: Sequence[str],
         counts: dict[tuple[int, int], dict[str, dict[str, Tensor]]],
     ) -> None:
-        """Adds to `counts` what these clients get right, by run and client, view and mode."""
+        """Adds these clients' correct predictions to `counts`, by run and client, view and mode."""
         judge = self._judge(slots, modes)
         steps = judge.load(self._tests(together))
         self._seat(slots, together)
@@ -121,7 +121,7 @@ class BatchedEngine(Engine):
                 if view == "own" or turn.received is not None:
                     counts[turn.run, turn.client][view] = {mode: right_K[slot] for mode, right_K in right.items()}
 
-    # ---- who sits where ----
+    # ---- slots ----
 
     def _spec(self, turn: Turn) -> ModelSpec:
         return self.settings[turn.run].members[turn.client].model
@@ -130,7 +130,7 @@ class BatchedEngine(Engine):
         return [turn for turn in turns if self._spec(turn) not in self._family_of]
 
     def _stacks(self, turns: Sequence[Turn], grow: bool = False) -> Iterable[tuple[Slots, list[Turn]]]:
-        """The turns by family, as many at once as there are slots; to train, there are as many as fit."""
+        """The turns by family, in groups of as many as there are slots; `grow` adds slots where turns exceed them."""
         by_family: dict[int, tuple[Family, list[Turn]]] = {}
         for turn in turns:
             if family := self._family_of.get(self._spec(turn)):
@@ -140,34 +140,34 @@ class BatchedEngine(Engine):
             for first in range(0, len(members), slots.count):
                 yield slots, members[first : first + slots.count]
 
-    def _slots_for(self, family: Family, wanted: int, grow: bool) -> Slots:
+    def _slots_for(self, family: Family, requested: int, grow: bool) -> Slots:
         slots, asked = self._slots.get(id(family), (None, 0))
-        wanted = max(wanted, self._largest[id(family)])
-        if slots is None or (grow and wanted > asked):
-            # What was made for fewer clients goes first, with all that looks into its memory.
+        requested = max(requested, self._largest[id(family)])
+        if slots is None or (grow and requested > asked):
+            # Free the smaller stack first, with everything that refers to its memory.
             for spec in family.specs:
                 self._nets.pop(spec, None)
             self._trainers = [known for known in self._trainers if known[0] is not slots]
             self._judges = [known for known in self._judges if known[0] is not slots]
             self._slots.pop(id(family), None)
             slots = None
-            slots = Slots(family, self._fitting(family, wanted))
-            self._slots[id(family)] = (slots, wanted)
+            slots = Slots(family, self._fitting(family, requested))
+            self._slots[id(family)] = (slots, requested)
         return slots
 
-    def _fitting(self, family: Family, wanted: int) -> int:
-        """How many clients are trained at once: all, or equal parts of them that fit into memory."""
-        gc.collect()  # programs that were dropped know each other in circles, and hold their memory until they are found
+    def _fitting(self, family: Family, requested: int) -> int:
+        """How many clients are trained at once: all, or equal groups that fit into memory."""
+        gc.collect()  # dropped programs form reference cycles, which hold memory until collected
         longest = max(len(member.train) for setting in self.settings for member in setting.members.values())
         each = family.bytes_of_client + min(self.setting.training.batch_size, longest) * family.bytes_of_sample
         at_once = max(1, int(_FILLED * free_bytes(self.setting.device) // each))
-        chosen = -(-wanted // -(-wanted // at_once))
-        if chosen < wanted:
-            self.tell(f"{chosen} of {wanted} clients are trained at once, which is what fits into memory")
+        chosen = -(-requested // -(-requested // at_once))
+        if chosen < requested:
+            self.tell(f"{chosen} of {requested} clients are trained at once, as more do not fit into memory")
         return chosen
 
     def _seat(self, slots: Slots, turns: Sequence[Turn]) -> None:
-        """Put the clients' states into the slots, if they do not lie there since they were trained."""
+        """Copies the clients' states into the slots, unless they are still there from training."""
         if slots.hold([turn.state for turn in turns]):
             return
         slots.clear()
@@ -188,16 +188,16 @@ class BatchedEngine(Engine):
                 self.setting.method.receive(self._seated(slots, slot, turn), turn.received)
 
     def _net(self, turn: Turn) -> ClientNet:
-        """A net of the client's kind."""
+        """A net of the client's kind of model."""
         spec = self._spec(turn)
         if spec not in self._nets:
             net = self._nets[spec] = self.settings[turn.run].fresh_net(turn.client)
-            kept = net.state_dict()
-            self._constants[spec] = copy({name: b for name, b in net.named_buffers() if name not in kept})
+            persistent = net.state_dict()
+            self._constants[spec] = copy({name: b for name, b in net.named_buffers() if name not in persistent})
         return self._nets[spec]
 
     def _seated(self, slots: Slots, slot: int, turn: Turn) -> ClientNet:
-        """The client's net, its tensors those of the slot."""
+        """The client's net, with the slot's tensors."""
         net = self._net(turn)
         slots.seat(net, slot)
         return net
@@ -221,7 +221,7 @@ class BatchedEngine(Engine):
                 shapes = slots.family.sums[self._spec(turns[slot])]
                 sums[slot] = {n: v[slot][corner(shapes.get(n, v.shape[1:]))].clone() for n, v in added.items()}
             left = {slot: phases for slot, phases in left.items() if phases}
-        # All of this is asked for while the device still trains. Nobody waits for it until somebody asks for numbers.
+        # All of this is queued while the device still trains; nothing waits until the numbers are read.
         told_K2 = torch.stack([torch.stack([losses[slot] for slot in range(len(turns))]), _finite(slots)[: len(turns)]], dim=1)
         slots.states = self._trained_states(slots, turns)
         return [
@@ -235,23 +235,23 @@ class BatchedEngine(Engine):
         ]
 
     def _trained_states(self, slots: Slots, turns: Sequence[Turn]) -> list[Tensors]:
-        """The clients' states, with memory of their own."""
+        """Copies of the clients' states."""
         views = [slots.views(self._net(turn), slot) for slot, turn in enumerate(turns)]
-        made = iter(copies([of_one[name] for of_one, turn in zip(views, turns, strict=True) for name in turn.state]))
-        return [{name: next(made) for name in turn.state} for turn in turns]
+        copied = iter(copies([of_one[name] for of_one, turn in zip(views, turns, strict=True) for name in turn.state]))
+        return [{name: next(copied) for name in turn.state} for turn in turns]
 
     def _plan(self, turn: Turn, round_: Round, phase: Phase) -> Plan:
         key = (round_.index, turn.run, turn.client, phase.subset, phase.epochs, phase.augment.active)
         if key not in self._plans:
-            self._plans[key] = self._made(turn, round_, phase)
+            self._plans[key] = self._new_plan(turn, round_, phase)
         return self._plans[key]
 
-    def _made(self, turn: Turn, round_: Round, phase: Phase) -> Plan:
+    def _new_plan(self, turn: Turn, round_: Round, phase: Phase) -> Plan:
         setting = self.settings[turn.run]
         return plan(setting.seed, round_.index, turn.client, setting.subsets(turn.client)[phase.subset], phase)
 
-    def _look_ahead(self, round_: Round, turns: Sequence[Turn]) -> None:
-        """Make the plans of a round that is still to come, while the device works on this one."""
+    def _prepare_plans(self, round_: Round, turns: Sequence[Turn]) -> None:
+        """Makes the plans of the next round while the device works on this one."""
         self._plans = {}
         for turn in turns:
             if self._spec(turn) in self._family_of:
@@ -267,18 +267,18 @@ class BatchedEngine(Engine):
         schedule = BatchFeed(phase.epochs * -(-longest // B), slots.count, B, self.samples, phase.augment)
         try:
             trainer = Trainer(slots, phase, schedule, self._runner())
-        except Exception as error:  # a compiler can fail on what runs well without it
+        except Exception as error:  # the compiler may fail on code that runs well uncompiled
             if self._way != "compiled" or isinstance(error, torch.OutOfMemoryError):
                 raise
             first = next(iter(str(error).splitlines()), type(error).__name__)
-            self.tell(f"a step cannot be compiled here ({first}); it is run as it is, which is slower")
+            self.tell(f"a step cannot be compiled here ({first}); it runs uncompiled, which is slower")
             self._way = "captured" if self.setting.device.type == "cuda" else "eager"
             trainer = Trainer(slots, phase, schedule, self._runner())
         self._trainers.append((slots, _kind(phase), trainer))
         return trainer
 
-    def _worth(self, round_: Round, turns: Sequence[Turn]) -> Way:
-        """How to run: to compile takes half a minute, and is worth it for long runs only."""
+    def _choose_way(self, round_: Round, turns: Sequence[Turn]) -> Way:
+        """How to run steps: compiling takes half a minute, which pays off in long runs only."""
         if self.setting.device.type != "cuda":
             return "eager"
         samples = sum(len(self.settings[turn.run].members[turn.client].train) for turn in turns)
@@ -303,7 +303,7 @@ class BatchedEngine(Engine):
         B = min(EVALUATION_BATCH, longest)
         schedule = BatchFeed(-(-longest // B), slots.count, B, self.samples, Augmentation())
         runner = self._runner()
-        if runner.way == "compiled":  # there are far fewer of these steps: it would take longer than it saves
+        if runner.way == "compiled":  # evaluation has too few steps for compiling to pay off
             runner = replace(runner, way="captured")
         judge = Judge(slots, self.setting.method, modes, schedule, runner)
         self._judges.append((slots, tuple(modes), judge))
@@ -311,13 +311,13 @@ class BatchedEngine(Engine):
 
 
 def _kind(phase: Phase) -> Any:
-    """What makes two phases the same program: rates are data to it, and so is what some of its clients do without."""
+    """A key that phases of the same program share; rates are data, and so are options that some clients do not use."""
     flags = (phase.momentum > 0, phase.weight_decay > 0, phase.clip is not None)
     return (phase.loss, tuple(phase.lr), phase.epochs, phase.subset, phase.augment, dict(phase.bounds), flags)
 
 
 def _next_phase(left: Sequence[Sequence[Phase]]) -> Phase:
-    """A phase that some client comes to next and none comes to later, so that it can be run for all of them at once."""
+    """A phase that is next for some client and later for none, so that it can run once for all."""
     for phases in left:
         if not any(_kind(phases[0]) == _kind(later) for others in left for later in others[1:]):
             return phases[0]
@@ -325,18 +325,18 @@ def _next_phase(left: Sequence[Sequence[Phase]]) -> Phase:
 
 
 def _finite(slots: Slots) -> Tensor:
-    """Whether all of a client's weights are finite. A buffer need not be: it may be a mask."""
+    """Whether each client's weights are finite; buffers are not checked, as they may be masks."""
     learned = {*slots.packs, *(name for name, _ in slots.family.net.named_parameters())}
     tensors = [leaf for name, leaf in slots.leaves.items() if name in learned]
-    # A sum is not finite wherever a term is not; that of finite terms may overflow, but not in 64 bits.
+    # A sum with a non-finite term is not finite; one of finite terms does not overflow in 64 bits.
     sums_K = torch.stack([tensor.reshape(slots.count, -1).sum(dim=1, dtype=torch.float64) for tensor in tensors]).sum(dim=0)
     return torch.isfinite(sums_K).double()
 
 
 def _fetched(counts: Mapping[tuple[int, int], Mapping[str, Mapping[str, Tensor]]]) -> dict[tuple[int, int], CorrectCounts]:
-    """The counts as plain numbers, with one wait for the device."""
+    """The counts as plain numbers, with a single wait for the device."""
     flat = [count for views in counts.values() for modes in views.values() for count in modes.values()]
     values = iter(torch.stack(flat).tolist() if flat else [])
     return {
-        who: {view: {mode: next(values) for mode in modes} for view, modes in views.items()} for who, views in counts.items()
+        key: {view: {mode: next(values) for mode in modes} for view, modes in views.items()} for key, views in counts.items()
     }

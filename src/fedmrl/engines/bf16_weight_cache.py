@@ -1,4 +1,4 @@
-"""Weights that are kept rounded beside themselves, so that a step of reduced precision need not round all of them anew."""
+"""A cache of bf16 copies of the weights, so that a step in bf16 does not cast all of them again."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 _aten = torch.ops.aten
-_ROUND, _WRITE = _aten._to_copy.default, _aten.copy_.default
+_CAST, _WRITE = _aten._to_copy.default, _aten.copy_.default
 _VIEWS = {
     _aten.slice.Tensor, _aten.view.default, _aten.select.int, _aten.unsqueeze.default, _aten.permute.default,
     _aten.transpose.int, _aten.t.default, _aten.expand.default,
@@ -15,14 +15,14 @@ _VIEWS = {
 
 
 class Bf16WeightCache:
-    """Changes a traced step: where it rounds an argument that it writes to at its end, it takes a rounded copy as a further
-    argument instead, and writes to that too. The numbers stay the same; a pass over all weights is saved.
+    """Rewrites a traced step: an argument that it casts to bf16 and writes at its end is read from a bf16 copy instead,
+    which becomes a further argument that the step also writes. Saves a pass over all weights, with the same results.
     """
 
     def __init__(self, step: GraphModule, arguments: list[Tensor]) -> None:
         self._exact: list[Tensor] = []
         self.copies: list[Tensor] = []
-        """The further arguments."""
+        """The additional arguments of the step."""
         inputs = [node for node in step.graph.nodes if node.op == "placeholder"]
         for argument, tensor in zip(inputs, arguments, strict=True):
             casts = list(_casts(argument))
@@ -33,7 +33,7 @@ class Bf16WeightCache:
         step.recompile()
 
     def refresh(self) -> None:
-        """Round again: the weights are others now."""
+        """Updates the copies after the weights were changed outside the step."""
         if self.copies:
             torch._foreach_copy_(self.copies, self._exact)
 
@@ -52,16 +52,16 @@ class Bf16WeightCache:
 
 
 def _casts(node: Node) -> Iterator[Node]:
-    """Where it, or a view of it, is rounded."""
+    """The casts of a node, or of a view of it, to bf16."""
     for user in node.users:
-        if user.target is _ROUND and _only_rounds(user):
+        if user.target is _CAST and _only_casts(user):
             yield user
         elif user.target in _VIEWS:
             yield from _casts(user)
 
 
 def _same_view(step: GraphModule, cast: Node, argument: Node, copy: Node) -> Node:
-    """What the cast rounds, taken from the copy."""
+    """The view that the cast reads, taken from the copy."""
     of = cast.args[0]
     chain = []
     while of is not argument:
@@ -74,5 +74,5 @@ def _same_view(step: GraphModule, cast: Node, argument: Node, copy: Node) -> Nod
     return view
 
 
-def _only_rounds(node: Node) -> bool:
+def _only_casts(node: Node) -> bool:
     return dict(node.kwargs) == {"dtype": torch.bfloat16}

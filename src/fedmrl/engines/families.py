@@ -1,8 +1,8 @@
-"""Which kinds of local model can share a stack: those that are shown to compute there what they compute alone.
+"""Families: kinds of local model that can share a stack, because a trial gives the same results there as alone.
 
 A padded unit never learns: its activation is 0, so its outgoing weights get no gradient, and they are 0, so neither do its
-incoming ones. Whether that holds for a family of models is tried out, not assumed from the types of its layers: one step in
-float64, stacked and padded, must give what each client's own net gives by itself.
+incoming ones. Whether that holds for a family is tested, not assumed from the types of its layers: one step in float64,
+stacked and padded, must match each client's own net.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,9 +27,17 @@ from fedmrl.methods import Batch, ClientNet
 from fedmrl.models import ModelSpec
 from fedmrl.training import Phase
 
-_MAY_DIFFER = {"training", "dim", "in_features", "out_features", "in_channels", "out_channels"}  # of kinds in one stack
-_SHIFTS = (0.0, -3.0, 3.0)  # of biases, under which kinds must agree
-_COPIES = 5  # of what is stored: parameters, gradients, velocities, and those in another layout or type
+# Attributes in which kinds of one stack may differ.
+_MAY_DIFFER = {
+    "training",
+    "dim",
+    "in_features",
+    "out_features",
+    "in_channels",
+    "out_channels",
+}
+_SHIFTS = (0.0, -3.0, 3.0)  # shifts of all biases under which stack and net must agree
+_COPIES = 5  # copies of the weights in memory: parameters, gradients, velocities, and other layouts or types
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,7 @@ class Loner:
 
 
 def families(setting: Setting) -> tuple[list[Family], list[Loner]]:
-    """Sort the kinds of local model into families; what cannot be stacked at all stays alone."""
+    """Groups the kinds of local model into families, and those that cannot be stacked into loners."""
     trial = _Trial(setting)
     found: list[Family] = []
     loners: list[Loner] = []
@@ -50,12 +58,12 @@ def families(setting: Setting) -> tuple[list[Family], list[Loner]]:
         loners += [Loner(spec, fault) for spec, fault in faults.items() if fault]
         left = [spec for spec in alike if not faults[spec]]
         while left:
-            first, reason = left[0], "in a stack it does not compute what it computes alone"
+            first, reason = left[0], "its results in a stack differ from those alone"
             try:
                 fitting = trial.fitting(left)
             except _ChangesError as error:
                 fitting, reason = [], str(error)
-            except CODE_FAILS:  # whatever a user's module raises when it is called for many clients at once
+            except CODE_FAILS:  # a user's module may raise anything under vmap
                 fitting, reason = [], f"{trial.at} cannot be called for many clients at once"
             if fitting:
                 found.append(trial.family(fitting))
@@ -68,13 +76,13 @@ def families(setting: Setting) -> tuple[list[Family], list[Loner]]:
 
 def _layer_at_fault(net: nn.Module) -> str | None:
     for name, module in net.named_modules():
-        said = _layer(name, module)
+        layer = _layer(name, module)
         if isinstance(module, _BatchNorm):
-            return f"{said} normalises over the batch"
+            return f"{layer} normalises over the batch"
         if (isinstance(module, _DropoutNd) and module.p > 0) or isinstance(module, nn.RReLU):
-            return f"{said} draws random numbers"
+            return f"{layer} draws random numbers"
         if isinstance(module, nn.RNNBase):
-            return f"{said} cannot be called for many clients at once"
+            return f"{layer} cannot be called for many clients at once"
     if shared := [name for name in net.state_dict() if name not in all_tensors(net)]:
         owner = shared[0].rpartition(".")[0]
         return f"{_layer(owner, net.get_submodule(owner))} shares its tensors with another layer"
@@ -87,12 +95,12 @@ def _layer(name: str, module: nn.Module) -> str:
 
 
 def _named(name: str) -> str:
-    """As the model's author knows it: what stands before it is where a client keeps it."""
+    """The layer's name as the model's author knows it, without the client net's prefixes."""
     return name.removeprefix("local").removeprefix(".").removeprefix("extractor").removeprefix(".")
 
 
 class _ChangesError(Exception):
-    """A buffer changes where it must not."""
+    """A buffer changes during a call, which a stack does not support."""
 
 
 class _Trial:
@@ -106,31 +114,31 @@ class _Trial:
         self.client_of = setting.models
         self.nets = {spec: self._net(spec) for spec in self.client_of}
         rng = np.random.default_rng(0)
-        # Small noise, large noise (a function that bends far from zero shows it), padding, and two real samples.
+        # Small noise, large noise (for functions that are non-linear only far from zero), padding, and two real samples.
         scale = np.array([1.0, 30.0, 1.0]).reshape(3, *[1] * len(setting.data.shape))
         noise = torch.from_numpy(rng.normal(size=(3, *setting.data.shape)) * scale)
         real, _ = Samples(setting.data, torch.device("cpu"), torch.float64).take(np.array([0, len(setting.data.y) - 1]))
         self.x = torch.cat([noise, real])
         self.y_B = torch.from_numpy(rng.integers(0, len(setting.data.classes), 5))
         self.mask_B = torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0], dtype=torch.float64)
-        # Of a client that is new and of one that is not.
+        # The phases of a new client and of one that has taken part before.
         both = [phase for earlier in (0, 1) for phase in setting.method.phases(training, earlier)]
         self.phases = [phase for number, phase in enumerate(both) if phase not in both[:number]]
         self._sums: dict[ModelSpec, dict[str, torch.Size]] = {}
-        """Of what a loss adds up, by kind."""
+        """The shapes of a loss's sums, by kind of model."""
         self._saved: dict[ModelSpec, int] = {}
-        """How many numbers the backward pass of one sample needs, at most."""
+        """The most numbers that autograd saves for one sample."""
         self._inside: list[tuple[str, nn.Module]] = []
-        """The layers that are being called, one within another."""
+        """The stack of layers being called."""
 
     def _net(self, spec: ModelSpec) -> ClientNet:
         net = self.setting.fresh_net(self.client_of[spec])
         rng = torch.Generator().manual_seed(0)
-        with torch.no_grad():  # first weights may be special: a gate that starts closed hides what is behind it
+        with torch.no_grad():  # initial weights may be special: a gate that starts closed hides the layers behind it
             for parameter in net.parameters():
                 parameter.add_(torch.empty_like(parameter).uniform_(-0.2, 0.2, generator=rng))
         for buffer in net.buffers(recurse=False):
-            # What was received is zero in a fresh net, which would hide how a loss depends on it. A model's own stay.
+            # Received buffers are zero in a fresh net, which would hide how a loss depends on them. A model's own stay.
             if buffer.dtype == torch.bool:
                 buffer.fill_(True)
             elif buffer.is_floating_point() and buffer.ndim:
@@ -138,7 +146,7 @@ class _Trial:
         return net
 
     def alike(self) -> list[list[ModelSpec]]:
-        """The kinds of the same layers, by name, type and settings, whose tensors have the same names and numbers of axes."""
+        """Groups of kinds with equal layers (name, type, settings) and tensors of equal names, ranks and types."""
         groups: dict[Any, list[ModelSpec]] = {}
         for spec, net in self.nets.items():
             layers = tuple((name, type(module), _settings(module)) for name, module in net.named_modules())
@@ -147,7 +155,7 @@ class _Trial:
         return list(groups.values())
 
     def fitting(self, specs: Sequence[ModelSpec]) -> list[ModelSpec]:
-        """Those of these kinds, the first among them, that compute in one stack what they compute alone."""
+        """The kinds, including the first, whose results in one stack match those alone."""
         try:
             fitting = self._agreeing(specs)
         except CODE_FAILS:
@@ -156,10 +164,10 @@ class _Trial:
             fitting = []
         if specs[0] in fitting or len(specs) == 1:
             return fitting
-        return self._agreeing(specs[:1])  # it spoils it for the others, or they for it
+        return self._agreeing(specs[:1])  # the first kind does not fit the others
 
     def _agreeing(self, specs: Sequence[ModelSpec]) -> list[ModelSpec]:
-        """Those that compute in a stack, through the first one's net, what they compute alone."""
+        """The kinds whose results in a stack, called through the first one's net, match those alone."""
         net, K, method = self._called(specs[0]), len(specs), self.setting.method
         self._inside = []
         for name, module in net.named_modules():
@@ -197,12 +205,12 @@ class _Trial:
 
     @property
     def at(self) -> str:
-        """Where a call ended that came to no end."""
+        """The layer in which a call failed."""
         return _layer(*self._inside[-1]) if self._inside else "it"
 
     @contextmanager
     def _shifted(self, specs: Sequence[ModelSpec], shift: float) -> Iterator[None]:
-        """Inside, all biases are higher by so much: where every unit is below zero, one of padding would stand out."""
+        """A context in which all biases are shifted: if all real units are below zero, a padded unit would show."""
         biases = [p for spec in specs for p in self.nets[spec].parameters() if p.ndim == 1]
         before = [bias.detach().clone() for bias in biases]
         with torch.no_grad():
@@ -210,24 +218,24 @@ class _Trial:
                 bias.add_(shift)
             try:
                 yield
-            finally:  # those that spoil it for others are tried again, from the same weights
+            finally:  # kinds that do not fit are tried again, from the same weights
                 for bias, value in zip(biases, before, strict=True):
                     bias.copy_(value)
 
     def _predicted(self, spec: ModelSpec, mode: str) -> Tensor:
-        """What one client says by itself."""
+        """One client's predictions, computed alone."""
         net = self.nets[spec].eval()
         with torch.no_grad(), _unchanged(net, "is evaluated"):
             return self.setting.method.predict(net, self.x, mode)
 
     def _within_bounds(self, spec: ModelSpec, phase: Phase, stack: Tensors) -> bool:
-        """Whether all that is padded may be zero."""
+        """Whether zero is within the bounds of every padded parameter."""
         shapes = {name: tensor.shape for name, tensor in all_tensors(self.nets[spec]).items()}
         padded = (bounds for name, bounds in phase.bounds.items() if stack[name].shape[1:] != shapes[name])
         return all(low <= 0 <= high for low, high in padded)
 
     def _alone(self, spec: ModelSpec, phase: Phase) -> Tensors:
-        """One client's loss, sums and gradients by itself, on the rows that are not padding. What they take is noted."""
+        """One client's loss, sums and gradients, computed alone on the rows that are not padding; notes shapes and memory."""
         net = self.nets[spec]
         net.learn(phase.lr)
         parameters = {name: p for name, p in net.named_parameters() if p.requires_grad}
@@ -270,7 +278,7 @@ class _Trial:
         return {name: torch.stack(tensors) for name, tensors in stack.items()}
 
     def family(self, specs: Sequence[ModelSpec]) -> Family:
-        """The family of these kinds, on the device and in the precision of the run."""
+        """The family of these kinds, on the run's device and in its precision."""
         net = self._called(specs[0]).to(device=self.target.device, dtype=self.target.dtype)
         shapes = self._shapes(specs)
         numbers = sum(shape.numel() for shape in shapes.values())
@@ -281,14 +289,14 @@ class _Trial:
 
 
 def _settings(module: nn.Module) -> tuple[tuple[str, Any], ...]:
-    """A layer's plain attributes but its widths: layers that differ in one cannot be called through one another."""
+    """A layer's plain attributes except its widths; layers that differ in one cannot share a net."""
     plain = ((name, value) for name, value in vars(module).items() if isinstance(value, bool | int | float | str | tuple))
     return tuple(sorted((name, repr(value)) for name, value in plain if name not in _MAY_DIFFER and not name.startswith("_")))
 
 
 @contextmanager
 def _unchanged(net: nn.Module, does: str) -> Iterator[None]:
-    """Refuse a buffer that changes inside: clients in a stack would change each other's, or none."""
+    """A context that raises if a buffer changes: in a stack, clients would change each other's, or none."""
     before = {name: buffer.clone() for name, buffer in net.named_buffers()}
     yield
     for name, buffer in net.named_buffers():
@@ -297,7 +305,7 @@ def _unchanged(net: nn.Module, does: str) -> Iterator[None]:
 
 
 def _same(together: Mapping[str, Tensor], alone: Mapping[str, Tensor]) -> bool:
-    """Whether they agree, and padding stayed exactly zero. A score that cannot be predicted is minus infinity in both."""
+    """Whether the results agree and padding stayed exactly zero; classes that cannot be predicted are -inf in both."""
     for name, tensor in together.items():
         inside = corner(alone[name].shape)
         outside = tensor.count_nonzero() - tensor[inside].count_nonzero()

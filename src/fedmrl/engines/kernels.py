@@ -1,22 +1,22 @@
-"""Convolutions and pooling of many clients as Triton kernels: each client its own weights, all of them in one launch.
+"""Triton kernels for convolution and pooling of many clients, each with its own weights, in one launch.
 
-A grouped convolution does the same, far slower for groups of few channels; patches copied out for a matrix product cost
-more memory traffic than all the rest of a step. Here patches are read where they lie.
+A grouped convolution is far slower for groups of few channels, and copying patches for a matrix product (im2col) costs more
+memory traffic than the rest of a step. These kernels read patches in place.
 
 Images are channels-last: K clients, B images, H rows, W columns, C channels. A window of R × S gives P × Q outputs of O
 channels. A row of a window, S × C numbers, is contiguous in memory.
 """
 
 # mypy: ignore-errors
-# What Triton compiles is not quite Python.
+# Triton kernels are not quite Python.
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-_LEAST = 16  # the least that a matrix unit multiplies at once
-_CHUNK = 32  # numbers of a patch that are multiplied at once
+_LEAST = 16  # the smallest side of a tile for a matrix unit
+_CHUNK = 32  # numbers of a patch multiplied at once
 _POINTS = 1024  # pixels that one program pools
 _PROGRAMS = 768  # enough of them to keep a large GPU busy
 
@@ -123,7 +123,7 @@ def _pool_kernel(x, y, where, count, H: tl.constexpr, W: tl.constexpr, C: tl.con
     place = tl.zeros((BLOCK,), dtype=tl.int32)
     for corner in tl.static_range(1, 4):
         value = tl.load(first + (corner // 2 * W + corner % 2) * C, mask=there, other=0.0)
-        higher = (value > best) | (value != value)  # noqa: PLR0124, the first of equals wins, and so does NaN, as in torch
+        higher = (value > best) | (value != value)  # noqa: PLR0124, as in torch, NaN and the first of equals win
         best = tl.where(higher, value, best)
         place = tl.where(higher, corner, place)
     dead = best <= 0
@@ -146,7 +146,7 @@ def _unpool_kernel(g, where, of_x, count, H: tl.constexpr, W: tl.constexpr, C: t
 
 
 def pooled(x_NHWC: Tensor) -> tuple[Tensor, Tensor]:
-    """ReLU, then the largest of each 2 × 2, and which of the four it was (4: none was above zero)."""
+    """ReLU, then the maximum of each 2 × 2 pixels, and its position among the four (4: none above zero)."""
     N, H, W, C = x_NHWC.shape
     y = x_NHWC.new_empty(N, H // 2, W // 2, C)
     where = torch.empty_like(y, dtype=torch.uint8)
@@ -155,7 +155,7 @@ def pooled(x_NHWC: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def unpooled(g_NPQC: Tensor, where_NPQC: Tensor, H: int, W: int) -> Tensor:
-    """The gradient of what was pooled."""
+    """The gradient with respect to the input of `pooled`."""
     N, _, _, C = g_NPQC.shape
     of_x = g_NPQC.new_empty(N, H, W, C)
     _unpool_kernel[(triton.cdiv(of_x.numel(), _POINTS),)](g_NPQC, where_NPQC, of_x, of_x.numel(), H, W, C, _POINTS)
@@ -175,7 +175,7 @@ def outputs(x_KBHWC: Tensor, w_KRSCO: Tensor, b_KO: Tensor) -> Tensor:
 
 
 def of_weights(x_KBHWC: Tensor, g_KBPQO: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of weights, K parts R S C O, and of biases, K parts O, in 32 bits; the parts are still to be summed."""
+    """The gradients of weights, K parts R S C O, and of biases, K parts O, in 32 bits; the caller sums the parts."""
     (K, B, H, W, C), (_, _, P, Q, O) = x_KBHWC.shape, g_KBPQO.shape
     R, S = H - P + 1, W - Q + 1
     tile, rows, warps = _weights_tile(O)
@@ -190,16 +190,16 @@ def of_weights(x_KBHWC: Tensor, g_KBPQO: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _weights_tile(channels: int) -> tuple[int, int, int]:
-    """How much of a patch one program adds up, over how many pixels at once, by how many warps: as it measured best."""
+    """The tile of a patch, the pixels at once and the warps of one program, as measured fastest."""
     return (128, 64, 2) if channels <= 16 else (64, 128, 4)
 
 
 def shares(clients: int, pixels: int, patch: int, channels: int) -> tuple[int, int]:
-    """How many pixels each part of a sum over all of them has, and how many parts there are."""
+    """Splits a sum over all pixels into parts: the pixels of each, and the number of parts."""
     tile, rows, _ = _weights_tile(channels)
     blocks = triton.cdiv(patch, tile)
-    wanted = max(1, min(_PROGRAMS // (clients * blocks), triton.cdiv(pixels, rows)))
-    each = triton.cdiv(triton.cdiv(pixels, wanted), rows) * rows
+    parts = max(1, min(_PROGRAMS // (clients * blocks), triton.cdiv(pixels, rows)))
+    each = triton.cdiv(triton.cdiv(pixels, parts), rows) * rows
     return each, triton.cdiv(pixels, each)
 
 
@@ -216,7 +216,7 @@ def of_inputs(g_KBPQO: Tensor, w_KRSCO: Tensor) -> Tensor:
 
 
 def _rows(clients: int, pixels: int) -> int:
-    """Of a product, in one program: fewer where that leaves parts of the GPU without work."""
+    """The rows of a product in one program, fewer if the GPU would otherwise be partly idle."""
     return 128 if clients * pixels >= 128 * _PROGRAMS else 64
 
 
@@ -225,5 +225,5 @@ def _wide(length: int) -> int:
 
 
 def _precision() -> str:
-    """Of products of 32-bit numbers. Three TF32 products are as good as one in 32 bits, and far faster."""
+    """The precision of 32-bit products: three TF32 products are as exact as one in 32 bits, and far faster."""
     return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"

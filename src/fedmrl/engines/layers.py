@@ -1,10 +1,10 @@
-"""Layers as they stack best: convolutions whose weights differ from client to client, and pooling, for all clients at once.
+"""Layers for stacked clients: convolutions with each client's own weights, and pooling, for all clients at once.
 
 Legend of shapes: K clients, B images, N images of all clients, H rows, W columns, C channels in, O channels out, R × S window,
 P × Q outputs.
 
-Under `vmap`, torch makes grouped convolutions, which are slow for groups of few channels. Here they are operators of their
-own: Triton kernels on a GPU, torch's convolution client by client elsewhere.
+Under `vmap`, torch uses grouped convolutions, which are slow for groups of few channels. These are custom operators: Triton
+kernels on a GPU, torch's convolution client by client elsewhere.
 """
 
 import importlib.util
@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from torch.nn.grad import conv2d_weight
 
 _ALIGNED = 4  # channels that a GPU reads at once
-_WIDEST, _LARGEST = 128, 3200  # channels, and numbers in a patch: the kernels keep as many in a GPU's fast memory
+_WIDEST, _LARGEST = 128, 3200  # channels, and numbers in a patch, that fit into a GPU's fast memory
 
 
 def stackable_layers(net: nn.Module) -> None:
-    """Let plain convolutions, and ReLU next to 2 × 2 pooling in either order, compute by the operators below.
+    """Lets plain convolutions, and ReLU next to 2 × 2 max pooling, use the operators below.
 
-    Names and parameters stay as they are. A layer that stands in more than one place is left alone.
+    Names and parameters do not change. A layer that is used in several places is left alone.
     """
     places = Counter(id(module) for _, module in net.named_modules(remove_duplicate=False))
     for module in net.modules():
@@ -32,10 +32,10 @@ def stackable_layers(net: nn.Module) -> None:
             module.__class__ = StackableConv2d
         if type(module) is nn.Sequential:
             for pair in pairwise(module):
-                relu = next((one for one in pair if type(one) is nn.ReLU), None)
-                pool = next((one for one in pair if type(one) is nn.MaxPool2d), None)
-                alone = all(places[id(one)] == 1 for one in pair)
-                if alone and relu is not None and pool is not None and _halves(pool):
+                relu = next((layer for layer in pair if type(layer) is nn.ReLU), None)
+                pool = next((layer for layer in pair if type(layer) is nn.MaxPool2d), None)
+                used_once = all(places[id(layer)] == 1 for layer in pair)
+                if used_once and relu is not None and pool is not None and _halves(pool):
                     relu.__class__ = nn.Identity  # type: ignore[assignment]
                     pool.__class__ = StackableReluPool
 
@@ -51,12 +51,12 @@ def _plain(conv: nn.Conv2d) -> bool:
     shape = conv.stride == unit and conv.dilation == unit and conv.groups == 1
     patch = conv.in_channels * conv.kernel_size[0] * conv.kernel_size[1]
     if max(conv.in_channels, conv.out_channels) > _WIDEST or patch > _LARGEST:
-        return False  # too wide for the GPU kernels, and wide enough for torch's own
+        return False  # too wide for the kernels, and wide enough that torch's own are fast
     return shape and conv.padding_mode == "zeros" and not isinstance(conv.padding, str)
 
 
 class StackableConv2d(nn.Conv2d):
-    """What `nn.Conv2d` computes, with stride 1.
+    """`nn.Conv2d` with stride 1, for stacked clients.
 
     >>> conv, x = nn.Conv2d(3, 4, 5), torch.randn(2, 3, 8, 8)
     >>> expected = conv(x)
@@ -80,10 +80,10 @@ class StackableConv2d(nn.Conv2d):
 
 
 class StackableReluPool(nn.MaxPool2d):
-    """What `nn.ReLU` and `nn.MaxPool2d(2)` compute, whichever comes first."""
+    """`nn.ReLU` and `nn.MaxPool2d(2)`, in either order, for stacked clients."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """The largest of each 2 × 2 pixels, or zero."""
+        """The maximum of each 2 × 2 pixels and zero."""
         y, _ = _ReluPool.apply(input.permute(0, 2, 3, 1))  # type: ignore[no-untyped-call]
         pooled: Tensor = y.permute(0, 3, 1, 2)
         return pooled
@@ -120,7 +120,7 @@ class _Unpool(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """A gradient's own gradient is never asked for."""
+        """Saves nothing, as second derivatives are not needed."""
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], g: Tensor, where: Tensor, rows: int, columns: int) -> tuple[Any, Any]:
@@ -130,13 +130,13 @@ class _Unpool(torch.autograd.Function):
 
 
 def _joined(x: Tensor, dim: int | None, K: int) -> Tensor:
-    """The images of all clients in one row."""
+    """The images of all clients along one axis."""
     front = x.expand(K, *x.shape) if dim is None else x.movedim(dim, 0)
     return front.flatten(0, 1).contiguous()
 
 
 class _Stacked(torch.autograd.Function):
-    """An operator of many clients, called for one; under `vmap`, for all of them at once."""
+    """An operator on many clients' tensors: called for one client, or under `vmap` for all at once."""
 
     operator: Any
 
@@ -159,7 +159,7 @@ class _Stacked(torch.autograd.Function):
 class _Convolution(_Stacked):
     @staticmethod
     def operator(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-        # Weights come in 32 bits and are rounded here, so that their gradient leaves in 32 bits.
+        # Weights are cast here, not before, so that their gradient stays in 32 bits.
         y: Tensor = stacked_conv(x.contiguous(), w.to(x.dtype).contiguous(), b.contiguous())
         return y
 
@@ -192,7 +192,7 @@ def _on_gpu(x: Tensor) -> bool:
 
 @torch.library.custom_op("fedmrl::stacked_conv", mutates_args=())
 def stacked_conv(x_KBHWC: Tensor, w_KRSCO: Tensor, b_KO: Tensor) -> Tensor:
-    """Each client's images with its own weights; all tensors contiguous."""
+    """Convolves each client's images with its own weights; all tensors are contiguous."""
     if _on_gpu(x_KBHWC):
         from fedmrl.engines import kernels
 
@@ -209,7 +209,7 @@ def _(x_KBHWC: Tensor, w_KRSCO: Tensor, b_KO: Tensor) -> Tensor:
 
 @torch.library.custom_op("fedmrl::stacked_conv_of_weights", mutates_args=())
 def stacked_conv_of_weights(x_KBHWC: Tensor, g_KBPQO: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of weights and biases in 32 bits or more, in parts (their second axis) that are to be summed."""
+    """The gradients of weights and biases in 32 bits or more, as parts to be summed over their second axis."""
     if _on_gpu(x_KBHWC):
         from fedmrl.engines import kernels
 
@@ -236,7 +236,7 @@ def _(x_KBHWC: Tensor, g_KBPQO: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("fedmrl::stacked_conv_of_inputs", mutates_args=())
 def stacked_conv_of_inputs(g_KBPQO: Tensor, w_KRSCO: Tensor) -> Tensor:
-    """The gradient of the images."""
+    """The gradient with respect to the images."""
     if _on_gpu(g_KBPQO):
         from fedmrl.engines import kernels
 
@@ -253,7 +253,7 @@ def _(g_KBPQO: Tensor, w_KRSCO: Tensor) -> Tensor:
 
 @torch.library.custom_op("fedmrl::relu_pool", mutates_args=())
 def relu_pool(x_NHWC: Tensor) -> tuple[Tensor, Tensor]:
-    """ReLU, then the largest of each 2 × 2, and which of the four it was (4: none was above zero)."""
+    """ReLU, then the maximum of each 2 × 2 pixels, and its position among the four (4: none above zero)."""
     if _on_gpu(x_NHWC):
         from fedmrl.engines import kernels
 
@@ -275,7 +275,7 @@ def _(x_NHWC: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("fedmrl::relu_unpool", mutates_args=())
 def relu_unpool(g_NPQC: Tensor, where_NPQC: Tensor, rows: int, columns: int) -> Tensor:
-    """The gradient of what was pooled."""
+    """The gradient with respect to the input of `relu_pool`."""
     if _on_gpu(g_NPQC):
         from fedmrl.engines import kernels
 

@@ -1,8 +1,7 @@
-"""What K clients do at once, step by step: a phase of local training, or a look at their test data.
+"""Programs that train or evaluate K clients at once, step by step.
 
-A program works on memory that stays where it is: the stacked tensors, the plan of all steps, and a counter of steps on the
-device itself. So one step can be compiled, captured as a CUDA graph, and replayed as often as there are steps, without a
-word from the host in between.
+A program works on memory that stays in place: the stacked tensors, the plan of all steps, and a step counter on the device.
+So one step can be compiled, captured as a CUDA graph, and replayed for all steps without the host.
 
 Legend of shapes: S steps, K clients, B batch, E epochs, N a client's samples.
 """
@@ -25,11 +24,11 @@ from fedmrl.messages import Tensors
 from fedmrl.methods import Batch, Method
 from fedmrl.training import Augmentation, Phase, Sums
 
-_SETTINGS = ("momentum", "weight_decay", "clip")  # of a phase, one value for each client
+_SETTINGS = ("momentum", "weight_decay", "clip")  # settings of a phase with one value per client
 
 
 class BatchFeed:
-    """Which samples each client sees in each step, and how each is augmented; -1 - i where i only fills a row."""
+    """The indices of each client's samples in each step, with their augmentation; -1 - i marks sample i as padding."""
 
     def __init__(self, steps: int, clients: int, batch: int, samples: Samples, augment: Augmentation) -> None:
         self.augment = augment
@@ -42,10 +41,10 @@ class BatchFeed:
             self.fed["draws"] = torch.zeros(steps, clients, batch, 8, device=device)
 
     def load(self, plans: Mapping[int, Plan]) -> int:
-        """Take in the plans of the clients in these slots; says how many steps there are."""
+        """Loads the plans of the clients in these slots and returns the number of steps."""
         _, K, B = self.fed["index"].shape
-        # A row without a sample is filled with one of the client's own, marked: what somebody else's would do to its numbers
-        # cannot be undone by a mask, since zero times infinity is not zero.
+        # Rows are padded with one of the client's own samples: a mask could not undo another client's sample, since zero
+        # times infinity is not zero.
         fill = {slot: -1 - int(plan.order_EN.flat[0]) for slot, plan in plans.items()}
         rows = {slot: _in_batches(plan.order_EN.astype(np.int32), B, fill[slot]) for slot, plan in plans.items()}
         steps = max((len(batches) for batches in rows.values()), default=0)
@@ -65,9 +64,9 @@ class BatchFeed:
         self.fed[name][:steps].copy_(torch.from_numpy(table), non_blocking=True)
 
     def gather(self, fed: Tensors) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """This step's inputs, labels, mask, and number; then the counter goes on."""
+        """This step's inputs, labels, mask and number; advances the counter."""
         step = fed["step"]
-        # Steps before a capture may be more than there are in the plan.
+        # Warm-up before a capture may run more steps than the plan has.
         row = step % len(fed["index"])
         index_KB = fed["index"].index_select(0, row)[0]
         flat = torch.where(index_KB < 0, -1 - index_KB, index_KB).flatten().long()
@@ -84,7 +83,7 @@ class BatchFeed:
 
 
 def _in_batches(rows_EN: np.ndarray, B: int, fill: int) -> np.ndarray:
-    """Each epoch cut into batches, the last one filled up."""
+    """Each epoch cut into batches, the last one padded."""
     E, N = rows_EN.shape[:2]
     batches = -(-N // B)
     filled = np.full((E, batches * B, *rows_EN.shape[2:]), fill, dtype=rows_EN.dtype)
@@ -93,7 +92,7 @@ def _in_batches(rows_EN: np.ndarray, B: int, fill: int) -> np.ndarray:
 
 
 class Trainer:
-    """One kind of phase for the clients in the slots: SGD on all of them at once."""
+    """Runs one kind of phase for the clients in the slots: SGD on all of them at once."""
 
     def __init__(self, slots: Slots, phase: Phase, schedule: BatchFeed, runner: Runner) -> None:
         self.slots, self.phase, self.schedule = slots, phase, schedule
@@ -120,10 +119,10 @@ class Trainer:
         self._runner = runner
         self._advance = runner.prepared(schedule.gather, schedule.fed, self._step, self.state)
         self.steps, self.samples, self.batch = 0, 0, schedule.fed["index"].shape[2]
-        """Steps of the last run, samples that were trained on in them, and how many of a client fit into one."""
+        """The last run's steps and training samples, and the batch size."""
 
     def run(self, phases: Mapping[int, Phase], plans: Mapping[int, Plan]) -> tuple[Tensor, Sums]:
-        """Train the clients in these slots; gives each slot's loss, added up over samples, and its sums."""
+        """Trains the clients in these slots; returns each slot's loss, summed over samples, and its sums."""
         self.steps, self.samples = self.schedule.load(plans), sum(plan.order_EN.size for plan in plans.values())
         state, B = self.state, self.batch
         K = self.slots.count
@@ -145,13 +144,13 @@ class Trainer:
         return state["total"], state["sums"]
 
     def again(self) -> None:
-        """The last run's steps once more, for their time."""
+        """Repeats the last run's steps, to time them."""
         self.slots.states = []
         self.schedule.fed["step"].zero_()
         self._advance(self.steps)
 
     def gather_again(self) -> Callable[[], None]:
-        """A function that fetches the last run's batches once more and does nothing with them, for its time."""
+        """A function that only fetches the last run's batches again, to time that."""
         advance = self._runner.prepared(self.schedule.gather, self.schedule.fed, lambda state, *batch: None, {})
 
         def again() -> None:
@@ -161,7 +160,7 @@ class Trainer:
         return again
 
     def _step(self, state: Any, x: Tensor, y_KB: Tensor, mask_KB: Tensor, number: Tensor) -> None:
-        """One step of every client that has samples in it; the others stay exactly as they are."""
+        """One step for every client that has samples in it; the others do not change."""
         of_each, losses_K, added = self._gradients(state["learned"], state["fixed"], x, y_KB, mask_KB)
         count_K = mask_KB.sum(dim=1)
         active_K = count_K > 0
@@ -185,7 +184,7 @@ class Trainer:
             squares = [gradient.double().square().reshape(len(gradient), -1).sum(dim=1) for gradient in of_each.values()]
             wide_K = torch.stack(squares).sum(dim=0).sqrt()
             norm_K = wide_K.to(state["clip"].dtype)
-            # As torch's clip_grad_norm_ has it; a norm that is too large for 32 bits is divided by in 64.
+            # Like torch's clip_grad_norm_, but divides in 64 bits if the norm overflows 32.
             scale_K = torch.where(norm_K.isinf(), (state["clip"] / wide_K).to(norm_K.dtype), state["clip"] / (norm_K + 1e-6))
             scale_K = scale_K.clamp(max=1.0)
         for stretch, gradient in of_each.items():
@@ -208,24 +207,24 @@ class Trainer:
 
 @dataclass(frozen=True)
 class _Stretch:
-    """What is updated as one: a tensor of its own, a pack, or the tensors of a pack from one place to another."""
+    """What one operation updates: a tensor, a pack, or consecutive tensors of a pack."""
 
     leaf: str
     part: str
     members: tuple[str, ...]
     bounds: tuple[float, float] | None
     columns: tuple[int, int] | None
-    """Of a pack, which of its columns; None: all of them."""
+    """The first and last column in a pack; None: all columns."""
     lengths: tuple[int, ...] = ()
-    """Of a pack, how many columns each member has."""
+    """The number of columns of each member of a pack."""
 
     def of(self, leaves: Tensors) -> Tensor:
-        """The part of a leaf that this is."""
+        """The stretch's part of its leaf."""
         leaf = leaves[self.leaf]
         return leaf if self.columns is None else leaf[:, slice(*self.columns)]
 
     def gradient(self, of_each: Tensors) -> Tensor:
-        """Its gradient, from those of its members."""
+        """The stretch's gradient, from those of its members."""
         if not self.lengths:
             return of_each[self.leaf]
         rows = [of_each[name].reshape(len(of_each[name]), -1) for name in self.members]
@@ -234,7 +233,7 @@ class _Stretch:
 
 
 def _stretches(slots: Slots, phase: Phase, used: Sequence[str]) -> Iterator[_Stretch]:
-    """What is learned, in as few pieces as there can be."""
+    """The trainable parameters in as few stretches as possible."""
 
     def kind(name: str) -> tuple[str, tuple[float, float] | None] | None:
         part = next((part for part in phase.lr if name.startswith(f"{part}.")), None)
@@ -266,12 +265,12 @@ def _fill(tensor: Tensor, values: Sequence[float]) -> None:
 
 
 def _spread(values_K: Tensor, like: Tensor) -> Tensor:
-    """One value for each client, against a tensor of all of theirs."""
+    """One value per client, reshaped to broadcast against a stacked tensor."""
     return values_K.view(-1, *[1] * (like.ndim - 1))
 
 
 def _used(net: torch.nn.Module, phase: Phase, batch: Sequence[Tensor]) -> list[str]:
-    """The parameters that learn in this phase: an optimiser leaves alone what a loss does not depend on."""
+    """The parameters that the phase's loss depends on; optimisers skip the others."""
     x, y_KB, mask_KB, _ = batch
     outcome = phase.loss(net, Batch(x[0], y_KB[0], mask_KB[0]))  # type: ignore[arg-type]
     value = outcome[0] if isinstance(outcome, tuple) else outcome
@@ -281,22 +280,22 @@ def _used(net: torch.nn.Module, phase: Phase, batch: Sequence[Tensor]) -> list[s
 
 
 class Judge:
-    """Counts what the clients in the slots get right."""
+    """Counts the correct predictions of the clients in the slots."""
 
     def __init__(self, slots: Slots, method: Method, modes: Sequence[str], schedule: BatchFeed, runner: Runner) -> None:
         self.slots, self.method, self.modes, self.schedule = slots, method, modes, schedule
         device = schedule.fed["x"].device
         right = {mode: torch.zeros(slots.count, dtype=torch.int64, device=device) for mode in modes}
         self.state: dict[str, Any] = {"tensors": slots.tensors, "right": right}
-        slots.family.net.eval()  # what is captured now is what is replayed
+        slots.family.net.eval()  # the capture below records evaluation mode
         self._advance = runner.prepared(schedule.gather, schedule.fed, self._step, self.state)
 
     def load(self, plans: Mapping[int, Plan]) -> int:
-        """Take in what the clients in the slots are asked about; says in how many steps."""
+        """Loads the test samples of the clients in the slots and returns the number of steps."""
         return self.schedule.load(plans)
 
     def run(self, steps: int) -> dict[str, Tensor]:
-        """For each mode, the number of samples that each slot's client gets right."""
+        """The number of correct predictions of each slot's client, by mode."""
         self.schedule.fed["step"].zero_()
         torch._foreach_zero_(list(self.state["right"].values()))
         self.slots.family.net.eval()

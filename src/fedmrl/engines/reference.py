@@ -1,4 +1,4 @@
-"""The reference engine: one client after another, as plain as the paper's algorithm. The oracle for all others."""
+"""The reference engine: one client after another, as in the paper's algorithm; other engines are tested against it."""
 
 import math
 import threading
@@ -19,14 +19,14 @@ from fedmrl.models import ModelSpec, Split, is_own
 from fedmrl.randomness import torch_seeded
 from fedmrl.training import Phase, Sums
 
-EVALUATION_BATCH = 128  # samples: with more, what a layer puts out does not fit into a CPU's cache
+EVALUATION_BATCH = 128  # samples: with more, a layer's output does not fit into a CPU's cache
 Result = TypeVar("Result")
 
 
 class ReferenceEngine(Engine):
-    """One client after another, on one net for each kind of model that takes on the client's state for its turn.
+    """Trains one client after another, on one net per kind of model, into which each client's state is loaded.
 
-    On a CPU, as many go side by side as torch may use threads: a small model keeps one core busy, not two.
+    On a CPU, clients run in parallel on torch's threads, as a small model keeps only one core busy.
     """
 
     name: ClassVar[str] = "reference"
@@ -48,7 +48,7 @@ class ReferenceEngine(Engine):
         return self._each(turns, lambda turn: self._evaluate_one(turn, modes), "with its test samples", "predicts")
 
     def _each(self, turns: Sequence[Turn], work: Callable[[Turn], Result], when: str, does: str) -> list[Result]:
-        """The work for each turn, in order or side by side: no turn knows of another."""
+        """Does the work for each turn, one by one or in parallel, as turns are independent."""
 
         def in_precision(turn: Turn) -> Result:
             models = [self.settings[turn.run].members[turn.client].model]
@@ -58,12 +58,12 @@ class ReferenceEngine(Engine):
             ):
                 return work(turn)
 
-        beside = min(self._threads, len(turns))
-        if beside < 2:
+        workers = min(self._threads, len(turns))
+        if workers < 2:
             return [in_precision(turn) for turn in turns]
 
         def with_its_share(turn: Turn) -> Result:
-            torch.set_num_threads(self._threads // beside)  # of this thread's own work
+            torch.set_num_threads(self._threads // workers)  # for this thread only
             return in_precision(turn)
 
         if self._pool is None:
@@ -71,14 +71,14 @@ class ReferenceEngine(Engine):
         try:
             return list(self._pool.map(with_its_share, turns))
         finally:
-            torch.set_num_threads(self._threads)  # threads that start later take the number that was set last
+            torch.set_num_threads(self._threads)  # later threads inherit the last number set
 
     def _draws(self) -> bool:
-        """Whether some model draws random numbers as it trains. All threads would draw from one generator."""
+        """Whether a model draws random numbers in training, which threads cannot share reproducibly."""
         return any(_draws(self.setting, client) for client in self.setting.models.values())
 
     def _net(self, turn: Turn) -> ClientNet:
-        """The client's net, as it was."""
+        """A net with the client's state."""
         setting = self.settings[turn.run]
         spec = setting.members[turn.client].model
         nets: dict[ModelSpec, ClientNet] = self._own.__dict__.setdefault("nets", {})
@@ -88,13 +88,13 @@ class ReferenceEngine(Engine):
         return nets[spec]
 
     def _layout(self, turn: Turn) -> torch.memory_format:
-        """How the client's images and convolutions lie in memory: on a CPU channels last, which is a quarter faster there.
+        """The memory format of the client's images and convolutions: on a CPU channels last, which is a quarter faster.
 
-        A user's model may have been written for images that are laid out as usual. Other clients' models do not matter.
+        A user's own model gets contiguous images, as it may rely on them.
         """
         setting = self.settings[turn.run]
-        usual = setting.device.type != "cpu" or is_own(setting.members[turn.client].model)
-        return torch.contiguous_format if usual else torch.channels_last
+        contiguous = setting.device.type != "cpu" or is_own(setting.members[turn.client].model)
+        return torch.contiguous_format if contiguous else torch.channels_last
 
     def _laid_out(self, x: Tensor, turn: Turn) -> Tensor:
         return x.contiguous(memory_format=self._layout(turn)) if x.ndim == 4 else x
@@ -115,7 +115,7 @@ class ReferenceEngine(Engine):
         return Trained(turn.client, state, upload, torch.tensor([loss, float(finite)], dtype=torch.float64))
 
     def _train_phase(self, net: ClientNet, phase: Phase, round_: Round, turn: Turn) -> tuple[float, Sums]:
-        """The mean loss over the samples seen, and what the loss added up beside it."""
+        """The mean loss over the samples seen, and the loss's sums."""
         setting = self.settings[turn.run]
         own = setting.subsets(turn.client)[phase.subset]
         order = plan(setting.seed, round_.index, turn.client, own, phase)
@@ -137,71 +137,68 @@ class ReferenceEngine(Engine):
     @torch.no_grad()
     def _evaluate_one(self, turn: Turn, modes: Sequence[str]) -> CorrectCounts:
         net = self._net(turn).eval()
-        with _Memory(net) as memory:
-            right = {"own": self._right(net, turn, modes, memory)}
+        with _FeatureCache(net) as cache:
+            correct = {"own": self._correct(net, turn, modes, cache)}
             if turn.received is not None:
                 self.setting.method.receive(net, turn.received)
-                memory.keep_unchanged(turn.state)
-                right["aggregated"] = self._right(net, turn, modes, memory)
-        return right
+                cache.keep_unchanged(turn.state)
+                correct["aggregated"] = self._correct(net, turn, modes, cache)
+        return correct
 
-    def _right(self, net: ClientNet, turn: Turn, modes: Sequence[str], memory: "_Memory") -> dict[str, int]:
+    def _correct(self, net: ClientNet, turn: Turn, modes: Sequence[str], cache: "_FeatureCache") -> dict[str, int]:
         test = self.settings[turn.run].members[turn.client].test
-        right = dict.fromkeys(modes, 0)
+        correct = dict.fromkeys(modes, 0)
         for start in range(0, len(test), EVALUATION_BATCH):
             x, y_B = self.samples.take(test[start : start + EVALUATION_BATCH])
             x = self._laid_out(x, turn)
-            memory.look_at(start, x)
+            cache.look_at(start, x)
             for mode in modes:
                 score_B, label_B = self.setting.method.predict(net, x, mode).max(dim=-1)
-                right[mode] += int(((label_B == y_B) & (score_B > -torch.inf)).sum())
-        return right
+                correct[mode] += int(((label_B == y_B) & (score_B > -torch.inf)).sum())
+        return correct
 
 
-class _Memory:
-    """While it is open, an extractor that sees the same samples again, with the same weights, says what it said before.
-
-    So the ways to predict, and the views before and after an answer, share what they have in common.
-    """
+class _FeatureCache:
+    """A context that caches extractors' outputs, so that modes and views share them for equal samples and weights."""
 
     def __init__(self, net: ClientNet) -> None:
         self.net = net
         self.extractors = {name: part.extractor for name, part in net.named_children() if isinstance(part, Split)}
-        self.said: dict[tuple[str, int], Tensor] = {}
+        self.outputs: dict[tuple[str, int], Tensor] = {}
         self.batch, self.x = 0, torch.empty(0)
 
-    def __enter__(self) -> "_Memory":
+    def __enter__(self) -> "_FeatureCache":
         for name, extractor in self.extractors.items():
-            extractor.forward = partial(self._ask, name, extractor.forward)
+            extractor.forward = partial(self._cached, name, extractor.forward)
         return self
 
     def __exit__(self, *_: object) -> None:
         for extractor in self.extractors.values():
-            del extractor.forward  # the instance's; the class's own is back
+            del extractor.forward  # restores the class's method
 
     def look_at(self, batch: int, x: Tensor) -> None:
-        """From now on the samples are these."""
+        """Sets the current batch of samples."""
         self.batch, self.x = batch, x
 
     def keep_unchanged(self, before: Mapping[str, Tensor]) -> None:
-        """Forget what extractors said whose tensors are not as before."""
+        """Drops the outputs of extractors whose tensors have changed."""
         for name, extractor in self.extractors.items():
             now = extractor.state_dict(prefix=f"{name}.extractor.")
             if not all(torch.equal(tensor, before[key]) for key, tensor in now.items()):
-                self.said = {key: value for key, value in self.said.items() if key[0] != name}
+                self.outputs = {key: value for key, value in self.outputs.items() if key[0] != name}
 
-    def _ask(self, name: str, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    def _cached(self, name: str, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         if x is not self.x:
             return forward(x)
-        if (name, self.batch) not in self.said:
-            self.said[name, self.batch] = forward(x)
-        return self.said[name, self.batch]
+        if (name, self.batch) not in self.outputs:
+            self.outputs[name, self.batch] = forward(x)
+        return self.outputs[name, self.batch]
 
 
 def _draws(setting: Setting, client: int) -> bool:
-    """Whether a step of this client's net changes the state of torch's generator."""
+    """Whether training this client's net changes the state of torch's generator."""
     net, models = setting.fresh_net(client), [setting.members[client].model]
-    x = torch.zeros(2, *setting.data.shape, dtype=setting.dtype)  # one would be too few for layers that normalise over it
+    x = torch.zeros(2, *setting.data.shape, dtype=setting.dtype)  # batch normalisation needs two samples
     y_B = torch.zeros(2, dtype=torch.long)
     for phase in setting.method.phases(setting.training, earlier=1):
         net.learn(phase.lr)
@@ -215,13 +212,13 @@ def _draws(setting: Setting, client: int) -> bool:
 
 
 def _optimiser(net: ClientNet, phase: Phase) -> torch.optim.SGD:
-    """SGD over the parts that learn, its momentum empty: it is new for each client, round and phase. The rest is fixed."""
+    """A new SGD optimiser over the parts that learn in this phase, without momentum from earlier ones."""
     net.learn(phase.lr)
     groups = [
         {"params": [p for p in net.get_submodule(part).parameters() if p.requires_grad], "lr": lr}
         for part, lr in phase.lr.items()
     ]
-    # One fused kernel does on every device what a loop over the parameters would.
+    # Fused: one kernel instead of a loop over the parameters, on every device.
     return torch.optim.SGD(groups, momentum=phase.momentum, weight_decay=phase.weight_decay, fused=True)
 
 
@@ -236,7 +233,7 @@ def _step(net: ClientNet, optimiser: torch.optim.SGD, phase: Phase) -> None:
 
 
 def _clip(part: nn.Module, clip: float) -> None:
-    """As torch's clip_grad_norm_ has it, which would make zero of a gradient whose squares are too large for 32 bits."""
+    """Clips like torch's `clip_grad_norm_`, but does not zero gradients whose squares overflow 32 bits."""
     gradients = [p.grad for p in part.parameters() if p.grad is not None]
     norm = nn.utils.get_total_norm(gradients)
     if not torch.isfinite(norm):

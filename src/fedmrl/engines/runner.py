@@ -1,4 +1,4 @@
-"""How steps run: as Python calls, replayed from a CUDA graph, or compiled first and then replayed."""
+"""Runs steps: as Python calls, replayed from a CUDA graph, or compiled and then replayed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,20 +13,20 @@ from fedmrl.engines.bf16_weight_cache import Bf16WeightCache
 
 Way = Literal["eager", "captured", "compiled"]
 
-_OPTIONS: dict[str, Any] = {"triton.coalesce_tiling_analysis": False}  # with it, torch 2.11 fails on a step
-_WARM_UP = 3  # steps before a capture, as CUDA graphs ask for
+_OPTIONS: dict[str, Any] = {"triton.coalesce_tiling_analysis": False}  # enabled, torch 2.11 fails to compile a step
+_WARM_UP = 3  # steps before a capture, as CUDA graphs require
 
 
 @dataclass(frozen=True)
 class Runner:
-    """How and in which precision a program's steps are run."""
+    """The device, precision and way in which a program's steps run."""
 
     device: torch.device
     precision: str
     way: Way
 
     def prepared(self, gather: Callable[..., Any], fed: Any, step: Callable[..., Any], state: Any) -> Callable[[int], None]:
-        """A function that makes so many steps `step(state, *gather(fed))`; all tensors of `fed` and `state` stay put."""
+        """A function that runs `n` times `step(state, *gather(fed))`; the tensors of `fed` and `state` must stay in place."""
         gather_one, step_one = (lambda: gather(fed)), (lambda batch: step(state, *batch))
         refresh = _nothing
         if self.way == "compiled":
@@ -50,7 +50,7 @@ class Runner:
             return eagerly
         graph = self._captured(one)
 
-        def replayed(steps: int, kept: Any = one) -> None:  # kept: what is compiled may own tensors that the graph reads
+        def replayed(steps: int, kept: Any = one) -> None:  # kept: compiled code may own tensors that the graph reads
             refresh()
             for _ in range(steps):
                 graph.replay()
@@ -58,21 +58,21 @@ class Runner:
         return replayed
 
     def _captured(self, one: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        beside.wait_stream(torch.cuda.current_stream())
+        side_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side_stream.wait_stream(torch.cuda.current_stream())
         graph = torch.cuda.CUDAGraph()
         with numerics(self.precision, self.device):
-            with torch.cuda.stream(beside):
+            with torch.cuda.stream(side_stream):
                 for _ in range(_WARM_UP):
                     one()
-            torch.cuda.current_stream().wait_stream(beside)
+            torch.cuda.current_stream().wait_stream(side_stream)
             with torch.cuda.graph(graph):
                 one()
         return graph
 
 
 class _Code:
-    """A function, traced with these arguments and compiled: `vmap` and `grad` are gone by then, and so is all Python."""
+    """A function, traced with these arguments and compiled, without `vmap`, `grad` or Python overhead left."""
 
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         from torch.fx.experimental.proxy_tensor import make_fx
@@ -92,4 +92,4 @@ class _Code:
 
 
 def _nothing() -> None:
-    """Needs no preparation."""
+    """Does nothing, where no refresh is needed."""

@@ -1,4 +1,4 @@
-"""Clients' nets as one stack of tensors, and a method's loss and predictions computed for all of them at once.
+"""Clients' nets as one stack of tensors, with a method's loss and predictions for all of them at once.
 
 Legend of shapes: K clients, B batch, C classes.
 """
@@ -16,12 +16,12 @@ from fedmrl.methods import Batch, ClientNet, Method
 from fedmrl.models import ModelSpec
 from fedmrl.training import LossFunction, Sums
 
-_SMALL = 65_536  # numbers of a client: a kernel for each tensor of fewer would take longer to start than to run
-_AT_ONCE = 16
+_SMALL = 65_536  # numbers per client: for smaller tensors, launching a kernel takes longer than running it
+_ALIGNED = 16
 
 
 class _Loss(nn.Module):
-    """A loss as a module's forward pass, which is what torch can call with other parameters."""
+    """A loss as a module's forward pass, for `functional_call`."""
 
     def __init__(self, net: ClientNet, loss: LossFunction) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class _Loss(nn.Module):
 
 
 class _Prediction(nn.Module):
-    """A method's prediction as a module's forward pass."""
+    """A method's prediction as a module's forward pass, for `functional_call`."""
 
     def __init__(self, net: ClientNet, method: Method) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class _Prediction(nn.Module):
 def gradients(
     net: ClientNet, loss: LossFunction, learned: Tensors, fixed: Tensors, x: Tensor, y_KB: Tensor, mask_KB: Tensor
 ) -> tuple[Tensors, Tensor, Sums]:
-    """Of K clients at once: the gradient of each one's loss by what it learns, the losses, and what they add up."""
+    """The gradients, losses and sums of K clients at once."""
     module = _Loss(net, loss)
 
     def of_one(learned: Tensors, fixed: Tensors, *batch: Tensor) -> tuple[Tensor, tuple[Tensor, Sums]]:
@@ -58,7 +58,7 @@ def gradients(
 
 
 def scores(net: ClientNet, method: Method, tensors: Tensors, x: Tensor, mode: str) -> Tensor:
-    """What K clients say at once, each of its own batch."""
+    """The predictions of K clients at once, each for its own batch."""
     module = _Prediction(net, method)
 
     def of_one(tensors: Tensors, x: Tensor) -> Tensor:
@@ -75,36 +75,36 @@ def _under(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
 
 @dataclass(frozen=True)
 class Family:
-    """Kinds of local model that one stack holds, narrower ones padded with zeros."""
+    """Kinds of local model in one stack, narrower ones padded with zeros."""
 
     net: ClientNet
     """The net through which the stacked tensors are called."""
     specs: tuple[ModelSpec, ...]
     shapes: Mapping[str, torch.Size]
-    """Of each parameter and buffer, wide enough for every kind."""
+    """The shape of each parameter and buffer, wide enough for every kind."""
     sums: Mapping[ModelSpec, Mapping[str, torch.Size]]
-    """Of what a client's losses add up, without padding."""
+    """The shapes of the loss's sums, without padding."""
     bytes_of_client: int
-    """What training one client takes: its tensors, their gradients, velocities and copies in other layouts."""
+    """Memory to train one client: its tensors, gradients, velocities and copies in other layouts."""
     bytes_of_sample: int
-    """What one sample of one client adds to that."""
+    """Additional memory for each sample of a client's batch."""
 
 
 def all_tensors(net: nn.Module) -> Tensors:
-    """Parameters and buffers, those that are not kept in a state among them."""
+    """Parameters and buffers, including non-persistent ones."""
     return {**{name: p.detach() for name, p in net.named_parameters()}, **dict(net.named_buffers())}
 
 
 def corner(shape: Sequence[int]) -> tuple[slice, ...]:
-    """Where a padded tensor holds the tensor itself."""
+    """The slices of a padded tensor that hold the tensor itself."""
     return tuple(slice(0, length) for length in shape)
 
 
 @dataclass(frozen=True)
 class Pack:
-    """Small parameters of one part of a net, of every client side by side in one row: to update them all is one operation.
+    """Small parameters of one part of a net, one row per client, so that one operation updates them all.
 
-    Each starts at a multiple of what matrix products read at once; the gaps between them are zeros and stay so.
+    Each starts at a multiple of 16 numbers, aligned for matrix products; the gaps between them stay zero.
 
     >>> pack = Pack({"weight": torch.Size([3, 4]), "bias": torch.Size([3])})
     >>> pack.starts, pack.length
@@ -117,19 +117,19 @@ class Pack:
 
     @property
     def starts(self) -> dict[str, int]:
-        """Where each begins."""
+        """The first column of each parameter."""
         return dict(zip(self.shapes, accumulate(self._lengths(), initial=0), strict=False))
 
     @property
     def length(self) -> int:
-        """Of a client's row."""
+        """The length of a client's row."""
         return sum(self._lengths())
 
     def _lengths(self) -> list[int]:
-        return [-(-shape.numel() // _AT_ONCE) * _AT_ONCE for shape in self.shapes.values()]
+        return [-(-shape.numel() // _ALIGNED) * _ALIGNED for shape in self.shapes.values()]
 
     def views(self, rows_KP: Tensor) -> Tensors:
-        """The parameters themselves, one stack each."""
+        """Views of the rows, one stack per parameter."""
         return {
             name: rows_KP[:, start : start + self.shapes[name].numel()].view(len(rows_KP), *self.shapes[name])
             for name, start in self.starts.items()
@@ -137,7 +137,7 @@ class Pack:
 
 
 def packed(net: nn.Module, shapes: Mapping[str, torch.Size]) -> dict[str, Pack]:
-    """The packs of a net's small parameters, by names of their own."""
+    """The packs of a net's small parameters, by pack name."""
     found: dict[str, dict[str, torch.Size]] = {}
     for name, parameter in net.named_parameters():
         if shapes[name].numel() <= _SMALL:
@@ -146,7 +146,7 @@ def packed(net: nn.Module, shapes: Mapping[str, torch.Size]) -> dict[str, Pack]:
 
 
 class Slots:
-    """Room for so many clients of one family: a stacked tensor for each parameter and buffer."""
+    """Memory for `count` clients of one family: a stacked tensor for each parameter and buffer."""
 
     def __init__(self, family: Family, count: int) -> None:
         self.family, self.count = family, count
@@ -157,29 +157,29 @@ class Slots:
             **{name: likes[next(iter(pack.shapes))].new_zeros(count, pack.length) for name, pack in self.packs.items()},
             **{name: like.new_zeros(count, *family.shapes[name]) for name, like in likes.items() if name not in in_pack},
         }
-        """What is held in memory: packs, and all tensors that are in none."""
+        """The tensors held in memory: packs, and the tensors outside any pack."""
         self.tensors = self.unpacked(self.leaves)
         self.states: list[Tensors] = []
-        """The clients' states that lie in the slots, if they do just as they are."""
+        """The clients' states currently in the slots, if unchanged."""
         self._places: dict[tuple[int, int], list[_Place]] = {}
 
     def hold(self, states: Sequence[Tensors]) -> bool:
-        """Whether these very states lie in the slots."""
-        return len(states) == len(self.states) and all(one is other for one, other in zip(states, self.states, strict=True))
+        """Whether exactly these states are in the slots."""
+        return len(states) == len(self.states) and all(a is b for a, b in zip(states, self.states, strict=True))
 
     def clear(self) -> None:
-        """Zeros everywhere: a narrow client may come where a wide one was."""
+        """Zeroes all slots, as a narrow client may follow a wide one."""
         torch._foreach_zero_(list(self.leaves.values()))
 
     def unpacked(self, leaves: Tensors) -> Tensors:
-        """Parameters and buffers by their names, from some of the leaves."""
+        """Parameters and buffers by name, from some of the leaves."""
         found: Tensors = {}
         for name, leaf in leaves.items():
             found |= self.packs[name].views(leaf) if name in self.packs else {name: leaf}
         return found
 
     def seat(self, net: ClientNet, slot: int) -> None:
-        """From now on the net's parameters and buffers are the slot's: what is written to one is written to the other."""
+        """Makes the net's parameters and buffers views of the slot."""
         for place in self._places_of(net, slot):
             if place.parameter is not None:
                 place.parameter.data = place.view
@@ -187,7 +187,7 @@ class Slots:
                 place.module._buffers[place.key] = place.view
 
     def views(self, net: ClientNet, slot: int) -> Tensors:
-        """Where the net's parameters and buffers lie in the slot."""
+        """The slot's views for the net's parameters and buffers."""
         return {place.name: place.view for place in self._places_of(net, slot)}
 
     def _places_of(self, net: ClientNet, slot: int) -> list["_Place"]:

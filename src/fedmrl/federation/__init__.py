@@ -1,4 +1,4 @@
-"""A federation: who takes part, what they send, what is averaged, measured and kept."""
+"""A federated run: server, clients, rounds, checkpoints and the run's folder."""
 
 from fedmrl.federation.launch import run, run_seeds
 

@@ -1,4 +1,4 @@
-"""A run's last whole round on disk: safetensors and JSON, no pickle, replaced as one."""
+"""Checkpoints: a run's last complete round in safetensors and JSON, replaced atomically."""
 
 import hashlib
 import json
@@ -18,27 +18,28 @@ from fedmrl.messages import Tensors
 from fedmrl.results import Record
 from fedmrl.schema import Part, first_problem
 
-_AT_ONCE = 8  # files that are written side by side
+_AT_ONCE = 8  # files written in parallel
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A federation after a whole round. A round makes a new one, so an interruption always finds a whole one."""
+    """A federation after a complete round. Each round makes a new one, so an interruption never leaves it half updated."""
 
     rounds: int
     server: Tensors
     states: Mapping[int, Kept] = field(default_factory=dict)
-    """Of every client that has a state yet, as the store keeps it."""
+    """The state of each client that has taken part, as the store keeps it."""
     last_round: Mapping[int, int] = field(default_factory=dict)
-    """When each client last took part, and how often it did."""
+    """The last round in which each client took part."""
     times: Mapping[int, int] = field(default_factory=dict)
+    """In how many rounds each client took part."""
     records: tuple[Record, ...] = ()
     seconds: float = 0.0
-    """What it has taken until here, however often it was stopped."""
+    """Run time so far, without interruptions."""
     cpu_seconds: float = 0.0
-    """Of all cores together, over the same time."""
+    """CPU time of all cores over the same period."""
     engines: tuple[str, ...] = ()
-    """What its rounds were made by and on, each once: a run may go on elsewhere than it began."""
+    """Engines used so far, each once: a run may be resumed with another."""
     devices: tuple[str, ...] = ()
 
 
@@ -55,26 +56,26 @@ class _Index(Part):
     engines: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     files: dict[str, str] | None = None
-    """The SHA-256 of each file that a resumed run reads, by its path in the run's folder; None in folders of older versions."""
+    """SHA-256 of each file that resuming reads, by its path in the run's folder; None in folders of older versions."""
     sha256: str | None = None
-    """Of the index itself, without this field."""
+    """SHA-256 of the index without this field."""
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
         if not self.clients.keys() == self.last_round.keys() == self.times.keys():
-            raise ValueError("clients, last_round and times are not of the same clients")
+            raise ValueError("clients, last_round and times list different clients")
         if any(last >= self.rounds for last in self.last_round.values()):
             raise ValueError("last_round is after the last round")
         if (self.files is None) is not (self.sha256 is None):
-            raise ValueError("it has lost its checksums")
+            raise ValueError("its checksums are missing")
         if self.files is not None and not {self.server, *self.clients.values()} <= self.files.keys():
-            raise ValueError("it lacks the checksum of a state")
+            raise ValueError("the checksum of a state is missing")
         return self
 
 
 class Checkpoint:
-    """The folder `checkpoint/`: one file for the server, one for each client; `state.json` says which of them count, and has
-    the SHA-256 of each, of the run's other files, and of itself.
+    """The folder `checkpoint/`: one file for the server and one per client; `state.json` lists the current ones, with the
+    SHA-256 of each, of the run's other files and of itself.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -82,17 +83,17 @@ class Checkpoint:
         self._written: dict[int, tuple[Kept, StateFile]] = {}
         self._saved: Snapshot | None = None
 
-    def save(self, snapshot: Snapshot, beside: Mapping[str, str]) -> None:
-        """Write what changed, then name it all in `state.json` in one step, then delete what no longer counts.
+    def save(self, snapshot: Snapshot, other_files: Mapping[str, str]) -> None:
+        """Writes changed states, then replaces `state.json`, then deletes obsolete files.
 
-        `beside` has the SHA-256 of the run's other files, by name.
+        `other_files` has the SHA-256 of the run's other files, by name.
         """
         if snapshot is self._saved:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         known = {client: kept for client, (kept, _) in self._written.items()}
         changed = [client for client, state in snapshot.states.items() if known.get(client) is not state]
-        with ThreadPoolExecutor(_AT_ONCE) as pool:  # a disk is slow to say that it has written, and can be asked more than once
+        with ThreadPoolExecutor(_AT_ONCE) as pool:  # fsync is slow, and runs in parallel
             files = pool.map(lambda client: self._file_of(client, snapshot.states[client], snapshot.rounds), changed)
             self._written |= {client: (snapshot.states[client], file) for client, file in zip(changed, files, strict=True)}
         server = write_state(snapshot.server, self.folder / f"server-round-{snapshot.rounds:05d}.safetensors")
@@ -107,27 +108,28 @@ class Checkpoint:
             "cpu_seconds": snapshot.cpu_seconds,
             "engines": snapshot.engines,
             "devices": snapshot.devices,
-            "files": {**beside, **{file.path.name: file.sha256 or sha256_of(file.path) for file in (server, *states.values())}},
+            "files": {**other_files, **{f.path.name: f.sha256 or sha256_of(f.path) for f in (server, *states.values())}},
         }
         write_whole(self.folder / "state.json", json.dumps({**index, "sha256": _digest(index)}, indent=1))
-        counts = {file.path.name for file in (server, *states.values())}
+        current = {file.path.name for file in (server, *states.values())}
         for path in self.folder.glob("*.safetensors"):
-            if path.name not in counts:
+            if path.name not in current:
                 path.unlink()
         self._saved = snapshot
 
     def _file_of(self, client: int, kept: Kept, rounds: int) -> StateFile:
-        """The file that holds a state, which a store on disk has written already."""
+        """Writes a state to its file, unless the disk store already has."""
         return kept if isinstance(kept, StateFile) else write_state(kept, self.folder / file_name(client, rounds))
 
     def drop(self) -> None:
-        """Nobody wants it any more. What names its files goes first: half of it would be taken for a damaged one."""
+        """Deletes the checkpoint, `state.json` first, so that an interruption does not leave a damaged one."""
         (self.folder / "state.json").unlink(missing_ok=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def load(self, store: Store) -> tuple[Snapshot, Mapping[str, str] | None] | None:
-        """The snapshot that was saved last, without its records, and the SHA-256 of the run's other files; None if there is
-        none. Folders of older versions have no checksums.
+        """The last snapshot, without its records, and the SHA-256 of the run's other files; None without a checkpoint.
+
+        Folders of older versions have no checksums.
         """
         path = self.folder / "state.json"
         if not path.exists():
@@ -152,19 +154,19 @@ class Checkpoint:
                 devices=state.devices,
             )
         except UserError as error:
-            raise UserError(f"{error}; the run cannot go on from it, start it anew in another folder") from error
+            raise UserError(f"{error}; the run cannot be resumed, start it again in another folder") from error
         except ValidationError as error:
             raise UserError(
-                f"{path} is damaged ({first_problem(error)}); the run cannot go on from it, start it anew in another folder"
+                f"{path} is damaged ({first_problem(error)}); the run cannot be resumed, start it again in another folder"
             ) from error
         except Exception as error:
             raise UserError(
-                f"{self.folder} is damaged ({type(error).__name__}: {error}); the run cannot go on from it, start it anew in "
+                f"{self.folder} is damaged ({type(error).__name__}: {error}); the run cannot be resumed, start it again in "
                 "another folder"
             ) from error
         self._written = {client: (kept, files[client]) for client, kept in states.items()}
-        beside = {name: digest for name, digest in known.items() if not name.endswith(".safetensors")}
-        return snapshot, None if state.files is None else beside
+        other_files = {name: digest for name, digest in known.items() if not name.endswith(".safetensors")}
+        return snapshot, None if state.files is None else other_files
 
 
 def _digest(index: Mapping[str, Any]) -> str:

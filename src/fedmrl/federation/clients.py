@@ -1,4 +1,4 @@
-"""What the server asks clients and what they reply, wherever they are: simulated here, or on machines of their own."""
+"""The interface between server and clients, which may be simulated here or run on other machines."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Container, Mapping, Sequence
@@ -13,7 +13,7 @@ from fedmrl.messages import Tensors
 from fedmrl.methods import Round
 
 State = Any
-"""What a client's state is called by. The server passes it on, and never looks inside."""
+"""A handle to a client's state, opaque to the server."""
 
 
 @dataclass(frozen=True)
@@ -22,16 +22,16 @@ class Enrolled:
 
     name: str
     model: str
-    """What kind of model it has, by its label."""
+    """The label of its model."""
     train: int
     test: int
-    """How many samples it trains on and is tested with."""
+    """Numbers of training and test samples."""
     classes: Mapping[int, int] | None = None
-    """How many training samples of each class it has, by label; None if it does not say."""
+    """Training samples per class label; None if the client does not report them."""
 
 
 Roster = Mapping[int, Enrolled]
-"""What the server knows of its clients, by their numbers."""
+"""What the server knows of each client, by client number."""
 
 
 @dataclass(frozen=True)
@@ -40,32 +40,32 @@ class Request:
 
     client: int
     state: State | None
-    """Which of its states the client goes on from; None: the one that it begins with."""
+    """The state to continue from; None: the initial one."""
     content: Tensors | None
-    """What the server sends along; None: nothing."""
+    """What the server sends; None: nothing."""
     earlier: int = 0
-    """In how many rounds it has taken part."""
+    """Rounds in which the client has already taken part."""
     run: int = 0
-    """Which of the runs that are made together it is for."""
+    """Index of the run, when several run together."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a client replies when it has trained."""
+    """A client's reply after training."""
 
     client: int
     state: State
-    """What its new state is called by; it counts once the server has committed the round."""
+    """A handle to its new state, which replaces the old one when the server commits the round."""
     upload: Tensors
     told: Tensor
-    """Its mean loss, and 1 if its weights are finite, else 0: see `Trained.told`."""
+    """The mean loss, and 1 if the weights are finite, else 0; see `Trained.told`."""
     flops: int
     run: int = 0
 
 
 @dataclass(frozen=True)
 class Score:
-    """What a client replies when it has been evaluated."""
+    """A client's reply after evaluation."""
 
     client: int
     correct: CorrectCounts
@@ -73,48 +73,48 @@ class Score:
 
 
 class Clients(ABC):
-    """The clients of a run, or of several runs that are made together. They keep their states themselves.
+    """The clients of one run, or of several that run together. They keep their own states.
 
-    A reply may be missing; those that came are in the order of the requests.
+    Replies may be missing; the others keep the order of the requests.
     """
 
     runs_ahead: bool = False
-    """Whether replies come before the work is done, so that to read their numbers is to wait for it."""
+    """Whether replies return before the device has finished, so that reading their numbers waits for it."""
     at_once: int = 500
-    """How many are asked to be evaluated at once."""
+    """The most clients evaluated in one call."""
     device: torch.device
-    """Where uploads arrive, and so where the server works."""
+    """The device of the uploads, on which the server aggregates."""
 
     @abstractmethod
     def roster(self, run: int = 0) -> Roster:
-        """The clients of a run. More may join between its rounds."""
+        """The clients of a run; more may join between rounds."""
 
     @abstractmethod
     def train(self, round_: Round, requests: Sequence[Request], upcoming: Sequence[Request] = ()) -> list[Reply]:
-        """Each client takes in what it is sent, trains as the method says, and makes its upload.
+        """Lets each client receive its content, train and upload.
 
-        `upcoming` is what the next round will ask for, as far as it is known: clients may prepare for it.
+        `upcoming` has the next round's requests, as far as known, so that clients can prepare.
         """
 
     @abstractmethod
     def evaluate(self, requests: Sequence[Request], modes: Sequence[str]) -> list[Score]:
-        """How many of its test samples each client gets right: as it is, and with what it is sent."""
+        """Counts each client's correct predictions, before and after it receives the server's content."""
 
-    def foresee(  # noqa: B027, what prepares nothing needs nothing
+    def foresee(  # noqa: B027, an optional hook
         self, rounds: Mapping[int, Sequence[Sequence[int]]], begun: Mapping[int, Container[int]]
     ) -> None:
-        """Which clients of each run are asked in each of its rounds, and which have a state already."""
+        """Announces the clients of each run's rounds, and which of them already have a state."""
 
     def release(self, run: int, state: State) -> None:  # noqa: B027
-        """The client has a newer state that counts."""
+        """Drops a state that a newer one has replaced."""
 
     def digest(self, run: int, server: Tensors, states: Mapping[int, State]) -> str | None:
-        """A SHA-256 of the server's and all these clients' states; None where they cannot be looked at."""
+        """The SHA-256 of the server's and these clients' states; None if they cannot be read."""
         return None
 
     def facts(self, run: int) -> dict[str, Any]:
-        """What a result should say of where these clients were run, and of their data."""
+        """Entries for the run's result: where the clients ran, and their data."""
         return {}
 
     def close(self) -> None:  # noqa: B027
-        """The runs are over."""
+        """Frees resources when the runs are over."""

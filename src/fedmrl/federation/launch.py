@@ -1,4 +1,4 @@
-"""Starting runs: from a recipe to folders, clients and a server; what is wrong is refused before anything is written."""
+"""Starting runs: all checks come before anything is written."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -43,9 +43,10 @@ def run(
     on_round: OnRound | None = None,
     on_notice: OnNotice | None = None,
 ) -> RunResult:
-    """Run a recipe, or one by its name, file or folder, with another method and other settings if they are given; with `out`,
-    into that folder. `models` gives each client a local model of one's own, `data` is a dataset of one's own; a rerun of the
-    folder needs both again. `on_notice` hears what is worth knowing before it starts.
+    """Runs a recipe (an object, name, file or run's folder), with another method or other settings if given.
+
+    `out` is the folder to write to. `models` has a custom model for each client, `data` is a custom dataset; rerunning the
+    folder needs both again. `on_notice` is called with notices before the run starts.
 
     >>> import fedmrl
     >>> short = {"rounds": 1, "models.local": [{"conv1": 2, "conv2": 2, "fc1": 8, "fc2": 8}]}
@@ -53,7 +54,7 @@ def run(
     'finished'
     """
     if out is not None and (not isinstance(out, str | Path) or not str(out)):
-        raise UserError(f"out is {out!r}; it must be the name of a folder, or None to write nothing")
+        raise UserError(f"out is {out!r}; it must name a folder, or be None to write nothing")
     outs = None if out is None else [out]
     recipe = load_named(recipe, settings, method, on_notice=on_notice or (lambda line: None)).recipe
     done = run_seeds(
@@ -82,10 +83,10 @@ def run_seeds(
     on_round: OnRound | None = None,
     on_notice: OnNotice | None = None,
 ) -> list[Outcome]:
-    """Run a recipe with several seeds as one, each into its folder of `outs`: every run gives what it would give alone.
+    """Runs a recipe with several seeds together, each into its folder of `outs`, with the same results as one by one.
 
-    One that diverges is returned as a `DivergedRun`, and the others go on. `on_round` hears the mean over the seeds. A round's
-    times are those of all seeds together, in each one's records. Without `keep`, clients' states are dropped when all is done.
+    A run that diverges is returned as a `DivergedRun`; the others continue. `on_round` is called with the mean over seeds.
+    Each seed's records have the times of all seeds together. Unless `keep`, clients' states are deleted at the end.
     """
     begun = time.monotonic()
     recipe = load_named(recipe, settings, method).recipe
@@ -106,8 +107,8 @@ def run_seeds(
     seeded = [recipe.model_copy(update={"seed": int(seed)}) for seed in seeds]
     if data is None and (recipe.models.own is None or models is not None):
         data = sources.load(recipe.data)
-    prepared = [prepare(one, place, models, data) for one in seeded]
-    schedules = [schedule(one) for one in seeded]
+    prepared = [prepare(of_seed, place, models, data) for of_seed in seeded]
+    schedules = [schedule(of_seed) for of_seed in seeded]
     recipe.aggregation.check(min(map(len, schedules[0])))
     for line in _needed_again(recipe):
         on_notice(line)
@@ -135,7 +136,7 @@ def with_data(recipe: Recipe, data: Dataset) -> Recipe:
 
 
 def _needed_again(recipe: Recipe) -> Iterator[str]:
-    """A line for each thing that was given from Python, so that a rerun needs it given again."""
+    """A line for each object given from Python, which a rerun needs again."""
     if isinstance(recipe.data, Given):
         yield f"the data ({recipe.data.called}) was given from Python: a rerun needs it again, and takes no other"
     for key, origin in recipe.origins.items():
@@ -146,8 +147,8 @@ def _needed_again(recipe: Recipe) -> Iterator[str]:
             yield f"the {what} {name!r} was given from Python and is not registered: a rerun needs it again"
 
 
-def check_types(seeds: Any, models: Any, data: Any, heard: Mapping[str, Any]) -> None:
-    """Refuse what is of another type than it must be: deep inside it would fail where nobody can tell why."""
+def check_types(seeds: Any, models: Any, data: Any, callbacks: Mapping[str, Any]) -> None:
+    """Raises `UserError` for arguments of the wrong type, which would otherwise fail later without explanation."""
     several = isinstance(seeds, Sequence | np.ndarray)
     whole = several and all(isinstance(seed, int | np.integer) and seed >= 0 and seed is not True for seed in seeds)
     if not whole or len(set(seeds)) < len(seeds):
@@ -158,11 +159,11 @@ def check_types(seeds: Any, models: Any, data: Any, heard: Mapping[str, Any]) ->
             if isinstance(model, type | nn.Module) or not isinstance(model, ModelSpec):
                 raise UserError(
                     f"models: client {client}'s is a {type(model).__name__}; give a list with a fedmrl.OwnModel for each "
-                    "client, which says how one is made, as in fedmrl.OwnModel('net', lambda: Net(), last='fc')"
+                    "client, as in fedmrl.OwnModel('net', lambda: Net(), last='fc')"
                 )
     if data is not None and not isinstance(data, Dataset):
         raise UserError(f"data is a {type(data).__name__}; leave it out, or give a fedmrl.data.Dataset")
-    for name, function in heard.items():
+    for name, function in callbacks.items():
         if function is not None and not callable(function):
             raise UserError(f"{name} is {function!r}; it must be a function, as in {name}=print")
 
@@ -180,7 +181,7 @@ def _run_all(
     on_notice: OnNotice,
     begun: float,
 ) -> list[Outcome]:
-    """The same, when all is checked and every folder is there."""
+    """Runs the seeds, once everything is checked and the folders exist."""
     done: dict[int, Outcome] = {}
     for number, folder in enumerate(folders):
         if resume and folder is not None and (result := folder.finished(on_notice)):
@@ -199,7 +200,7 @@ def _run_all(
             for run, number in enumerate(left):
                 now = None
                 if folder := folders[number]:
-                    folder.beside, folder.keeps = len(left) - 1, keep
+                    folder.concurrent_runs, folder.keeps = len(left) - 1, keep
                     now = folder.load(stores[run], on_notice)
                     clients.check(now.states if now else {}, run)
                 runs.append(
@@ -215,26 +216,26 @@ def _run_all(
 
 
 def _paths(seeds: Sequence[int], outs: Sequence[str | Path] | None) -> Sequence[Path | None]:
-    """A folder for each seed, if they are to be written."""
+    """The folder of each seed, or None to write nothing."""
     if outs is None:
         return [None] * len(seeds)
     named = [] if isinstance(outs, str | Path) or not isinstance(outs, Iterable) else list(outs)
     wrong = [out for out in named if not isinstance(out, str | Path) or not str(out)]
     if wrong or len(named) != len(seeds) or len(set(map(Path, named))) < len(named):
-        raise UserError(f"outs must name a folder for each of the {len(seeds)} seeds, each another; it is {outs!r}")
+        raise UserError(f"outs must name a folder for each of the {len(seeds)} seeds, all different; it is {outs!r}")
     return [Path(out) for out in named]
 
 
 def _opened(
     paths: Sequence[Path | None], recipes: Sequence[Recipe], settings: Sequence[Setting], resume: bool
 ) -> list[RunFolder | None]:
-    """Each run's folder. Those that are there come first: what refuses one of them leaves nothing behind."""
+    """Opens each run's folder, existing ones first, so that an error there leaves no new folder behind."""
     found: dict[int, RunFolder] = {}
     try:
-        for goes_on in (True, False):
+        for resumes in (True, False):
             for number, (path, recipe, setting) in enumerate(zip(paths, recipes, settings, strict=True)):
-                if path is not None and goes_on is (resume and _goes_on(path, len(paths))):
-                    found[number] = (RunFolder.reopen if goes_on else RunFolder.create)(
+                if path is not None and resumes is (resume and _resumes(path, len(paths))):
+                    found[number] = (RunFolder.reopen if resumes else RunFolder.create)(
                         path, recipe, [*setting.members.values()]
                     )
     except BaseException:
@@ -244,17 +245,17 @@ def _opened(
     return [found.get(number) for number in range(len(paths))]
 
 
-def _goes_on(path: Path, runs: int) -> bool:
-    """Whether a folder holds a run. One of several may start anew, and one that was stopped while its folder was made."""
+def _resumes(path: Path, runs: int) -> bool:
+    """Whether to resume from a folder; one of several runs, or one killed while its folder was made, starts again."""
     return (path / "config.toml").exists() or (runs == 1 and not (path / "rounds.jsonl").exists())
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of that name, if it is here."""
+    """The device of that name, if available."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name not in ("cpu", "cuda"):
-        raise UserError(f"device: there is no {name!r}; choose auto, cpu or cuda")
+        raise UserError(f"device is {name!r}; choose auto, cpu or cuda")
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError("device is cuda, and torch finds no CUDA device here; use cpu or auto")
     return torch.device(name)

@@ -1,4 +1,4 @@
-"""The server's side of a run: whom it asks, what it answers, what it averages and records; one run, or several in step."""
+"""The server: samples clients, sends them content, aggregates their uploads and records rounds, for one run or several."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,14 +22,11 @@ from fedmrl.methods import Round
 from fedmrl.results import DivergedRun, Divergence, Means, Outcome, Record, RoundAccuracy, RunResult, Sent
 
 OnRound = Callable[[Record], None]
-"""Hears each round's record."""
+"""Called with each round's record."""
 
 
 class Federation:
-    """A run in progress, as its server sees it: it knows the terms, the roster, its own state and the records.
-
-    All that changes is in `now`, which is replaced as a whole at the end of each round.
-    """
+    """A run in progress, seen from the server. All that changes is in `now`, a `Snapshot` that each round replaces."""
 
     def __init__(
         self,
@@ -58,30 +55,30 @@ class Federation:
 
     @classmethod
     def simulated(cls, recipe: Recipe, setting: Setting, engine: EngineChoice = "reference") -> "Federation":
-        """A run whose clients are all simulated here, with nothing written."""
+        """A run with simulated clients that writes nothing."""
         clients = SimulatedClients([setting], engine)
         ran_on = clients.engine.name, summaries.device_name(setting.device)
         return cls(recipe, setting.terms, clients, schedule(recipe), ran_on=ran_on)
 
     @property
     def seconds(self) -> float:
-        """Since the run began, without the time that it lay stopped."""
+        """Run time so far, without interruptions."""
         return time.monotonic() - self._begun
 
     @property
     def cpu_seconds(self) -> float:
-        """What this process has computed since then, all cores together."""
+        """CPU time of all cores over the same period."""
         return time.process_time() - self._cpu_begun
 
     @property
     def everyone(self) -> list[int]:
-        """All clients there are now."""
+        """All current clients."""
         return list(self.clients.roster(self.number))
 
-    # ---- what a round is made of ----
+    # ---- steps of a round ----
 
     def requests(self, round_: Round) -> list[Request]:
-        """What the server asks of each client that is sampled in a round, with its answer."""
+        """The requests to the clients sampled in a round, with the content that the server sends."""
         now = self.now
         return [
             self._request(k, now.states.get(k), self.method.answer(now.server, k, now.last_round.get(k)))
@@ -89,29 +86,29 @@ class Federation:
         ]
 
     def upcoming(self, round_: Round) -> list[Request]:
-        """What the next round will ask for, as far as it is known."""
-        after, asked, times = round_.index + 1, set(self.who[round_.index]), self.now.times
-        present = self._present(after) if after < round_.total else []
+        """The next round's requests, as far as known."""
+        following, asked, times = round_.index + 1, set(self.who[round_.index]), self.now.times
+        present = self._present(following) if following < round_.total else []
         return [Request(k, None, None, times.get(k, 0) + (k in asked), self.number) for k in present]
 
     def _present(self, index: int) -> list[int]:
-        """The clients of a round who have joined by now."""
+        """The clients of a round that have already joined."""
         roster = self.clients.roster(self.number)
         return [k for k in self.who[index] if k in roster]
 
     def aggregate(self, round_: Round, replies: Sequence[Reply]) -> Tensors:
-        """The server's state after a round; where nobody replied, what it was."""
+        """The server's state after a round, unchanged if no client replied."""
         if not replies:
             return self.now.server
         return self.method.aggregate(self.now.server, self.uploads(replies), round_, self.terms.aggregation)
 
     def uploads(self, replies: Sequence[Reply]) -> list[Upload]:
-        """What clients sent, each with the number of training samples that it speaks for."""
+        """The clients' uploads, each with its number of training samples."""
         roster = self.clients.roster(self.number)
         return [Upload(reply.client, roster[reply.client].train, reply.upload) for reply in replies]
 
     def evaluation(self, who: Iterable[int], states: Mapping[int, State], server: Tensors) -> list[Request]:
-        """Asks clients to be evaluated: as they are in these states, and with what the server would send them now."""
+        """The requests to evaluate clients in these states, with what a server in state `server` would send them."""
         hears = self.method.hears_server
         return [self._request(k, states.get(k), self.method.answer(server, k, None) if hears else None) for k in who]
 
@@ -127,9 +124,9 @@ class Federation:
         accuracy: Accuracies,
         seconds: Mapping[str, float],
     ) -> Record:
-        """What `rounds.jsonl` says of a round."""
+        """A round's record for `rounds.jsonl`."""
         answered = [reply.client for reply in replies]
-        everyone = self.recipe.evaluates_all(round_.index + 1)
+        all_clients = self.recipe.evaluates_all(round_.index + 1)
         up = sum((size(reply.upload) for reply in replies), Size())
         down = sum((size(request.content or {}) for request in asked), Size())
         return Record(
@@ -139,7 +136,7 @@ class Federation:
             loss=summaries.mean(losses) if losses else None,
             accuracy=RoundAccuracy(
                 participants=_means(accuracy, answered) if answered else None,
-                all=_means(accuracy, self.everyone) if everyone else None,
+                all=_means(accuracy, self.everyone) if all_clients else None,
             ),
             up=Sent(**asdict(up)),
             down=Sent(**asdict(down)),
@@ -168,7 +165,7 @@ class Federation:
     # ---- between rounds, and at the end ----
 
     def commit(self, snapshot: Snapshot) -> None:
-        """A round is over: what it came to is what counts now, in memory and on disk."""
+        """Makes a round's snapshot the current one, in memory and on disk."""
         before, self.now = self.now, snapshot
         if self.folder:
             self.folder.append(snapshot)
@@ -177,7 +174,7 @@ class Federation:
                 self.clients.release(self.number, before.states[client])
 
     def join(self, member: Member) -> int:
-        """A simulated client joins between two rounds: it gets the next number, and may be sampled from the next round on."""
+        """Adds a simulated client between two rounds and returns its number; the next round may sample it."""
         if not isinstance(self.clients, SimulatedClients):
             raise UserError("join is for simulated clients; a client elsewhere enrols by itself")
         if self.folder is not None:
@@ -188,18 +185,18 @@ class Federation:
         return client
 
     def next_round(self) -> Snapshot:
-        """One round by itself. What it came to counts once it is committed."""
+        """Runs one round; its snapshot takes effect when committed."""
         found = one_round(self.clients, [self])[self.number]
         if isinstance(found, DivergedError):
             raise found
         return found
 
     def evaluate(self, who: Iterable[int], states: Mapping[int, State], server: Tensors, modes: Sequence[str]) -> Accuracies:
-        """Accuracy by view, mode and client: with what each client holds, and with what the server would send it now."""
+        """Accuracy by view, mode and client, in these states of clients and server."""
         return evaluate(self.clients, {self.number: (self, list(who), states, server)}, modes)[self.number]
 
     def run(self, on_round: OnRound = lambda record: None) -> RunResult:
-        """Go on to the last round, and sum up."""
+        """Runs to the last round and returns the result."""
         done = run_in_step(self.clients, [self], on_round)[0]
         if isinstance(done, DivergedRun):
             raise done.error()
@@ -213,7 +210,7 @@ class Federation:
         return {**ran_on, **self.clients.facts(self.number), **times, "folder": place}
 
     def finish(self, final: Accuracies) -> RunResult:
-        """Sum up; `final` is the last evaluation, of all clients by every mode."""
+        """Builds and writes the result; `final` is the evaluation of all clients in every mode."""
         digest = self.clients.digest(self.number, self.now.server, self.now.states)
         facts = {**self._facts, "states_sha256": digest}
         result = summaries.summarise(self.recipe, self.clients.roster(self.number), self.now, final, facts)
@@ -222,14 +219,14 @@ class Federation:
         return result
 
     def interrupted(self) -> InterruptedRun:
-        """Save what there is."""
+        """Saves the records and a checkpoint."""
         if self.folder:
             self.folder.write_records(self.now)
             self.folder.save(replace(self.now, seconds=self.seconds, cpu_seconds=self.cpu_seconds))
         return InterruptedRun(self.now.rounds, self.recipe.rounds, self.folder.path if self.folder else None)
 
     def diverged(self, error: DivergedError) -> DivergedRun:
-        """Write down that it did, and where."""
+        """Writes the result of a diverged run."""
         at = Divergence(client=error.client, round=error.round, reason=str(error))
         outcome = DivergedRun(status="diverged", **self._facts, diverged=at)
         if self.folder:
@@ -239,32 +236,31 @@ class Federation:
 
 
 def one_round(clients: Clients, runs: Sequence[Federation]) -> dict[int, Snapshot | DivergedError]:
-    """One round of runs that have come equally far, by their numbers: what it came to, or why it does not count.
+    """Runs one round of federations at the same round; returns each one's snapshot, or why it diverged, by run number.
 
-    Nothing of the runs is changed: a round that is cut short leaves no trace.
+    The federations are not changed, so an interrupted round has no effect.
     """
     watch, round_ = Stopwatch(clients.device), Round(runs[0].now.rounds, runs[0].recipe.rounds)
 
-    # Sample, answer, train.
+    # Sample, send, train.
     asked = {run.number: run.requests(round_) for run in runs}
     upcoming = [request for run in runs for request in run.upcoming(round_)]
     replies = clients.train(round_, [request for of_run in asked.values() for request in of_run], upcoming)
     answered = {run.number: [reply for reply in replies if reply.run == run.number] for run in runs}
     watch.passed("train")
 
-    # Aggregate. Clients that run ahead are asked for their numbers at the end: a round waits for a device once.
+    # Aggregate. If clients run ahead, divergence is checked at the end, so that a round waits for the device only once.
     failed = {} if clients.runs_ahead else _diverged(answered, round_)
     going = [run for run in runs if run.number not in failed]
     servers = {run.number: run.aggregate(round_, answered[run.number]) for run in going}
     watch.passed("aggregate")
 
-    # Evaluate: those who trained, and now and then everyone.
+    # Evaluate the participants, or at regular rounds all clients.
     states = {run.number: {**run.now.states, **{r.client: r.state for r in answered[run.number]}} for run in going}
-    everyone = runs[0].recipe.evaluates_all(round_.index + 1)
-    who = {run.number: run.everyone if everyone else [r.client for r in answered[run.number]] for run in going}
-    accuracy = evaluate(
-        clients, {run.number: (run, who[run.number], states[run.number], servers[run.number]) for run in going}, runs[0].modes
-    )
+    all_clients = runs[0].recipe.evaluates_all(round_.index + 1)
+    evaluated = {run.number: run.everyone if all_clients else [r.client for r in answered[run.number]] for run in going}
+    evaluations = {run.number: (run, evaluated[run.number], states[run.number], servers[run.number]) for run in going}
+    accuracy = evaluate(clients, evaluations, runs[0].modes)
     watch.passed("evaluate")
 
     # Record.
@@ -283,19 +279,19 @@ def one_round(clients: Clients, runs: Sequence[Federation]) -> dict[int, Snapsho
 
 def evaluate(
     clients: Clients,
-    wanted: Mapping[int, tuple[Federation, Sequence[int], Mapping[int, State], Tensors]],
+    evaluations: Mapping[int, tuple[Federation, Sequence[int], Mapping[int, State], Tensors]],
     modes: Sequence[str],
 ) -> dict[int, Accuracies]:
-    """For each run the accuracy of these clients, in these states and with what the server in that state would send."""
+    """The accuracy of each run's clients, in the given states of clients and server."""
     result: dict[int, Accuracies] = {
-        number: {view: {mode: {} for mode in modes} for view in run.recipe.views} for number, (run, *_) in wanted.items()
+        number: {view: {mode: {} for mode in modes} for view in run.recipe.views} for number, (run, *_) in evaluations.items()
     }
-    longest = max((len(who) for _, who, *_ in wanted.values()), default=0)
+    longest = max((len(evaluated) for _, evaluated, *_ in evaluations.values()), default=0)
     for first in range(0, longest, each := clients.at_once):
         requests = [
             request
-            for run, who, states, server in wanted.values()
-            for request in run.evaluation(who[first : first + each], states, server)
+            for run, evaluated, states, server in evaluations.values()
+            for request in run.evaluation(evaluated[first : first + each], states, server)
         ]
         for score in clients.evaluate(requests, modes):
             tested = clients.roster(score.run)[score.client].test
@@ -306,7 +302,7 @@ def evaluate(
 
 
 def run_in_step(clients: Clients, runs: Sequence[Federation], on_round: OnRound = lambda record: None) -> list[Outcome]:
-    """Run federations of one recipe to their end, round by round in step, so that their clients can be trained as one."""
+    """Runs federations of one recipe to the end in lockstep, so that their clients can train together."""
     done: dict[int, Outcome] = {}
 
     def going() -> list[Federation]:
@@ -315,7 +311,7 @@ def run_in_step(clients: Clients, runs: Sequence[Federation], on_round: OnRound 
     try:
         clients.foresee({run.number: run.who for run in runs}, {run.number: run.now.states for run in runs})
         while left := [run for run in going() if run.now.rounds < run.recipe.rounds]:
-            # One that was saved a little later than the others waits for them, and they go on together.
+            # A resumed run that is ahead waits for the others, and they continue together.
             behind = min(run.now.rounds for run in left)
             in_step = [run for run in left if run.now.rounds == behind]
             found = one_round(clients, in_step)
@@ -341,7 +337,7 @@ def run_in_step(clients: Clients, runs: Sequence[Federation], on_round: OnRound 
 
 
 def _diverged(answered: Mapping[int, Sequence[Reply]], round_: Round) -> dict[int, DivergedError]:
-    """The runs of which a client diverged, each with the first that did."""
+    """The first client that diverged in each run, if any."""
     found: dict[int, DivergedError] = {}
     for number, replies in answered.items():
         for reply, told in zip(replies, numbers([reply.told for reply in replies]), strict=True):
@@ -351,9 +347,9 @@ def _diverged(answered: Mapping[int, Sequence[Reply]], round_: Round) -> dict[in
     return found
 
 
-def _means(accuracy: Accuracies, who: Iterable[int]) -> Means:
-    """The mean over these clients, each counting alike, by view and mode."""
-    chosen = set(who)
+def _means(accuracy: Accuracies, clients: Iterable[int]) -> Means:
+    """The unweighted mean over these clients, by view and mode."""
+    chosen = set(clients)
     return Means.model_validate(
         {
             view: {mode: summaries.mean(of[k] for k in of if k in chosen) for mode, of in modes.items()}
@@ -367,9 +363,7 @@ def _each_once(*names: str) -> tuple[str, ...]:
 
 
 def _mean_record(records: Sequence[Record]) -> Record:
-    """A round of several runs in one record, for those who watch: accuracies and losses are means over the runs, the rest is
-    the first one's.
-    """
+    """One record for a round of several runs: accuracy and loss are means over the runs, the rest is the first run's."""
     if len(records) == 1:
         return records[0]
 

@@ -1,4 +1,4 @@
-"""From a recipe to all that a run needs, checked, before anything is written."""
+"""Preparing a run from its recipe, with all checks, before anything is written."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ from fedmrl.engines import Member, Setting, Terms
 from fedmrl.engines.base import DTYPES, failures_told
 from fedmrl.errors import CODE_FAILS, UserError, cause
 from fedmrl.files import read_json, user_path
-from fedmrl.memory import free_bytes, said
+from fedmrl.memory import format_bytes, free_bytes
 from fedmrl.methods import Batch, ClientNet, Common, Header
 from fedmrl.models import CNN, MLP, Model, ModelSpec, SharedSpec, Split, is_own
 from fedmrl.models.shared import shared_beside
@@ -28,10 +28,10 @@ Schedule = list[list[int]]
 def prepare(
     recipe: Recipe, device: torch.device, models: Sequence[ModelSpec] | None = None, data: Dataset | None = None
 ) -> Setting:
-    """Load the data (unless it is given), deal it, and see that the method can serve these models."""
+    """Loads the data (unless given), partitions it, and checks that the method supports the models."""
     if recipe.models.own is not None and models is None:
         raise UserError(
-            f"this recipe says that its models were given from Python ({', '.join(dict.fromkeys(recipe.models.own))}); run it "
+            f"this recipe's models were given from Python ({', '.join(dict.fromkeys(recipe.models.own))}); run it "
             "there, with fedmrl.run(recipe, models=…)"
         )
     data = data or sources.load(recipe.data)
@@ -62,7 +62,7 @@ def _shared_among(forms: Mapping[ModelSpec, Split], data: Dataset) -> SharedSpec
 
 
 def shared_model_notices(recipe: Recipe, setting: Setting) -> list[str]:
-    """A line that says which model clients share, where it was chosen by the size of their own."""
+    """A line that names the shared model, if it was chosen by the size of the clients' own."""
     if recipe.models.shared is not None:
         return []
     small = dict(setting.fresh_net(next(iter(setting.members))).named_children()).get("small")
@@ -76,15 +76,15 @@ def shared_model_notices(recipe: Recipe, setting: Setting) -> list[str]:
 
 
 def _size(model: nn.Module) -> int:
-    """How many numbers it learns."""
+    """The number of trainable parameters."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _check_memory(recipe: Recipe, specs: Sequence[ModelSpec], data: Dataset, device: torch.device) -> None:
-    """Refuse kinds of model that do not fit into memory, by their sizes alone: to make one would end the process.
+    """Raises `UserError` for models that do not fit into memory, by size alone: building one would kill the process.
 
-    One of each kind is made when they are checked. To train a client takes its weights, their gradients and its new state.
-    Clients' states count elsewhere: those that do not fit are kept on disk.
+    The checks build one of each kind; training takes the weights, their gradients and the new state. Clients' states do not
+    count, as those that do not fit are kept on disk.
     """
     shares = "small" in recipe.method.parts and recipe.models.small != "auto"
     kinds = dict.fromkeys([*specs, *([recipe.models.shared] if shares else [])])
@@ -100,19 +100,19 @@ def _check_memory(recipe: Recipe, specs: Sequence[ModelSpec], data: Dataset, dev
         if needed > (free := free_bytes(place)):
             where = "memory" if place.type == "cpu" else "GPU memory"
             raise UserError(
-                f"the models need {said(needed)} of {where} (the largest, {label}, has {said(largest)}), and {said(free)} are "
-                "free; choose smaller ones in models.local and models.small"
+                f"the models need {format_bytes(needed)} of {where} (the largest, {label}, has {format_bytes(largest)}), and "
+                f"{format_bytes(free)} are free; choose smaller ones in models.local and models.small"
             )
 
 
 def _form(model: ModelSpec, data: Dataset, seed: int) -> Split:
-    """A model of this kind without the numbers, for its shapes."""
+    """A model of this kind on the meta device, for its shapes."""
     with host_seeded(seed, "form"), failures_told([model], "models", "is made"):
         return model.build(data.shape, len(data.classes)).to("meta")
 
 
 def _header(model: Split) -> Header | None:
-    """The form of a local model's header, if it is a linear layer."""
+    """The shape of a local model's header, if it is a linear layer."""
     header = model.header
     return Header(header.in_features, header.bias is not None) if isinstance(header, nn.Linear) else None
 
@@ -124,9 +124,9 @@ def check_member(setting: Setting, client: int, member: Member) -> None:
 
 
 def _check_models(setting: Setting, forms: Mapping[ModelSpec, Split]) -> None:
-    """Build one net of each kind: what cannot be built or served is refused now, before anything is written."""
+    """Builds one net of each kind and raises `UserError` for models that cannot be built or trained."""
     specs = [member.model for member in setting.members.values()]
-    # First the method's own check: where shapes do not fit each other, to build or try out a net fails with torch's message.
+    # The method's own check comes first: with shapes that do not match, building a net would fail with torch's message.
     labels = {spec: f"model {spec.label!r}" if is_own(spec) else spec.label for spec in forms}
     setting.method.check([forms[spec] for spec in specs], [labels[spec] for spec in specs])
     nets: dict[ModelSpec, ClientNet] = {}
@@ -142,28 +142,28 @@ def _check_models(setting: Setting, forms: Mapping[ModelSpec, Split]) -> None:
         except UserError as error:
             raise UserError(f"client {client}: {error}") from error
         trains = {phase.subset for phase in setting.method.phases(setting.training, earlier=1) if "local" in phase.lr}
-        alone = any((len(cuts[subset]) - 1) % setting.training.batch_size == 0 for subset in trains)
-        if alone and any(isinstance(module, _BatchNorm) for module in net.modules()):
+        single = any((len(cuts[subset]) - 1) % setting.training.batch_size == 0 for subset in trains)
+        if single and any(isinstance(module, _BatchNorm) for module in net.modules()):
             raise UserError(
                 f"client {client}'s model ({specs[client].label}) normalises over the batch, and with "
                 f"training.batch_size = {setting.training.batch_size} its last batch has a single sample; choose another"
             )
         spec = specs[client]
-        if alone and spec not in tried and is_own(spec):
+        if single and spec not in tried and is_own(spec):
             tried.add(spec)
             size = f"with training.batch_size = {setting.training.batch_size} its last batch has one sample; choose another"
             _try_out(setting, client, 1, f" on a single sample, and {size}")
 
 
 def _check_kind(setting: Setting, client: int, net: ClientNet) -> None:
-    """Refuse a kind of model that cannot be trained, or of which a part that is drawn would be lost."""
+    """Raises `UserError` for a model that cannot be trained, or whose random buffers are missing from its state."""
     spec = setting.members[client].model
-    label, kept = spec.label, net.state_dict()
-    unkept = {name: buffer for name, buffer in net.named_buffers() if name not in kept}
-    if unkept:
+    label, persistent = spec.label, net.state_dict()
+    non_persistent = {name: buffer for name, buffer in net.named_buffers() if name not in persistent}
+    if non_persistent:
         terms = replace(setting.terms, seed=setting.seed + 1)
         other = dict(replace(setting, terms=terms).fresh_net(client).named_buffers())
-        for name, buffer in unkept.items():
+        for name, buffer in non_persistent.items():
             if not torch.equal(buffer, other[name]):
                 raise UserError(f"{label}: {name} is drawn at random and not kept in its state; register it as persistent")
     if is_own(spec):
@@ -171,7 +171,7 @@ def _check_kind(setting: Setting, client: int, net: ClientNet) -> None:
 
 
 def _try_out(setting: Setting, client: int, samples: int, when: str = "") -> None:
-    """Refuse a user's model that cannot be trained on so many samples at once."""
+    """Raises `UserError` if a user's model cannot be trained on a batch of this many samples."""
     label = setting.members[client].model.label
     x = torch.zeros(samples, *setting.data.shape, device=setting.device, dtype=setting.dtype)
     y_B = torch.zeros(samples, dtype=torch.long, device=setting.device)
@@ -185,16 +185,16 @@ def _try_out(setting: Setting, client: int, samples: int, when: str = "") -> Non
             raise UserError(f"client {client}'s model ({label}) cannot be trained{when} ({cause(error)})") from error
         loss = outcome[0] if isinstance(outcome, tuple) else outcome
         if not loss.requires_grad:
-            raise UserError(f"{label} has nothing that can be trained: all of it is frozen; leave a layer that learns")
+            raise UserError(f"{label} has nothing that can be trained: all of it is frozen; leave one layer trainable")
 
 
 def schedule(recipe: Recipe, clients: int | None = None) -> Schedule:
-    """Who takes part in each round: drawn among so many clients (else the recipe's), or as the recipe's file says."""
+    """The clients of each round: sampled from `clients` (default: the recipe's number), or read from the recipe's file."""
     clients = recipe.clients if clients is None else clients
     if isinstance(recipe.participation, str):
         return _given(recipe, user_path(recipe.participation, "participation"))
     count = max(1, round(recipe.participation * clients))
-    if count == clients:  # one list for all rounds: with many clients and rounds, the numbers alone would fill memory
+    if count == clients:  # all rounds share one list, as copies would fill memory
         return [list(range(count))] * recipe.rounds
     return [
         np.sort(generator(recipe.seed, "sampling", r).choice(clients, count, replace=False)).tolist()

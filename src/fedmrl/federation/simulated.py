@@ -1,4 +1,4 @@
-"""Simulated clients: all on this machine, trained by an engine, their states in a store."""
+"""Simulated clients: trained on this machine by an engine, with their states in a store."""
 
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -18,11 +18,11 @@ from fedmrl.metrics.flops import FlopCounter
 from fedmrl.models import ModelSpec
 from fedmrl.results import split_digest
 
-_LOADED = 128 * 1024**2  # bytes of states that are fetched for an evaluation at once, if they do not lie on the device
+_LOADED = 128 * 1024**2  # bytes of states fetched at once for an evaluation, unless they are on the device
 
 
 class SimulatedClients(Clients):
-    """The clients of one run, or of several that differ in their seed, which the engine trains as one."""
+    """The clients of one run, or of several runs with different seeds, which the engine trains together."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class SimulatedClients(Clients):
         return min(run.at_once for run in self._runs)
 
     def setting(self, run: int = 0) -> Setting:
-        """What the engine knows of a run."""
+        """The setting of a run."""
         return self._runs[run].setting
 
     def roster(self, run: int = 0) -> Roster:
@@ -63,14 +63,14 @@ class SimulatedClients(Clients):
         for run, of_run in rounds.items():
             ahead = self.engine.runs_ahead and self._runs[run].store.where != "disk"
             order = dict.fromkeys([*(k for clients in of_run for k in clients), *self._runs[run].setting.members])
-            self._runs[run].draw_first([k for k in order if k not in begun[run]], ahead)
+            self._runs[run].draw_initial([k for k in order if k not in begun[run]], ahead)
 
     def train(self, round_: Round, requests: Sequence[Request], upcoming: Sequence[Request] = ()) -> list[Reply]:
         """See `Clients`."""
         turns = [self._turn(request) for request in requests]
         then = [Turn(r.client, {}, None, r.earlier, r.run) for r in upcoming]
         trained = self.engine.train(round_, turns, then)
-        return [self._reply(round_, turn, one) for turn, one in zip(turns, trained, strict=True)]
+        return [self._reply(round_, turn, result) for turn, result in zip(turns, trained, strict=True)]
 
     def evaluate(self, requests: Sequence[Request], modes: Sequence[str]) -> list[Score]:
         """See `Clients`."""
@@ -84,7 +84,7 @@ class SimulatedClients(Clients):
 
     def _reply(self, round_: Round, turn: Turn, trained: Trained) -> Reply:
         run = self._runs[turn.run]
-        kept = None  # what diverged is not kept, unless to know of it would be to wait
+        kept = None  # a diverged state is dropped, unless the check would wait for the device
         if self.runs_ahead or not trained.broken:
             kept = run.store.keep(turn.client, round_.index + 1, trained.state)
             run.unjoined.pop(turn.client, None)
@@ -92,7 +92,7 @@ class SimulatedClients(Clients):
         return Reply(turn.client, kept, trained.upload, trained.told, flops, turn.run)
 
     def state(self, client: int, state: State | None = None, run: int = 0) -> Tensors:
-        """A client's state: the one it begins with, or the one that is called so."""
+        """A client's state by its handle, or its initial state."""
         return self._runs[run].load(client, state)
 
     def release(self, run: int, state: State) -> None:
@@ -100,7 +100,7 @@ class SimulatedClients(Clients):
         self._runs[run].store.forget(state)
 
     def digest(self, run: int, server: Tensors, states: Mapping[int, State]) -> str:
-        """See `Clients`. Clients that never took part are not in it: their states follow from the seed."""
+        """See `Clients`; leaves out clients that never took part, whose states follow from the seed."""
         load = self._runs[run].store.load
         return sha256([server, *(load(states[client]) for client in sorted(states))])
 
@@ -116,11 +116,11 @@ class SimulatedClients(Clients):
         }
 
     def check(self, states: Mapping[int, State], run: int = 0) -> None:
-        """Refuse states, loaded from a checkpoint, that are not of these clients' models."""
+        """Raises `UserError` if states from a checkpoint do not fit the clients' models."""
         self._runs[run].check(states)
 
     def join(self, member: Member, run: int = 0) -> int:
-        """A client joins a run between two rounds, and gets the next number."""
+        """Adds a client to a run between two rounds and returns its number, the next one."""
         number = max(self._runs[run].setting.members, default=-1) + 1
         check_member(self._runs[run].setting, number, member)
         self._runs[run].enrol(number, member)
@@ -128,21 +128,21 @@ class SimulatedClients(Clients):
         return number
 
     def close(self) -> None:
-        """See `Clients`: worker threads end, and stores are closed."""
+        """Stops the worker threads and closes the stores."""
         for run in self._runs:
             run.close()
 
 
 class _Run:
-    """One run's clients."""
+    """The clients of one run."""
 
     def __init__(self, setting: Setting, store: Store) -> None:
         self.setting, self.store = setting, store
         self.flops = FlopCounter(setting)
         self.unjoined: dict[int, Kept] = {}
-        """States of clients that never took part, as far as they were made."""
+        """Initial states, as far as drawn, of clients that have not taken part yet."""
         self._start = setting.server_start()
-        self._first = InitialNets(setting, (), ahead=False)
+        self._initial = InitialNets(setting, (), ahead=False)
         self.roster = {client: _enrolled(setting, client) for client in setting.members}
 
     @property
@@ -154,44 +154,44 @@ class _Run:
     def enrol(self, number: int, member: Member) -> None:
         self.setting = replace(self.setting, members={**self.setting.members, number: member})
         self.flops = FlopCounter(self.setting)
-        self._first.close()
-        self._first = InitialNets(self.setting, (), ahead=False)
+        self._initial.close()
+        self._initial = InitialNets(self.setting, (), ahead=False)
         self.roster = {**self.roster, number: _enrolled(self.setting, number)}
 
-    def draw_first(self, clients: Sequence[int], ahead: bool) -> None:
-        self._first.close()
-        self._first = InitialNets(self.setting, clients, ahead)
+    def draw_initial(self, clients: Sequence[int], ahead: bool) -> None:
+        self._initial.close()
+        self._initial = InitialNets(self.setting, clients, ahead)
 
     def load(self, client: int, state: Kept | None) -> Tensors:
-        """A state on the device; of a client that never took part its first weights, and the shared part all began with."""
+        """A state on the device; without one, the client's initial weights with the server's initial shared part."""
         if state is not None:
             return self.store.load(state)
         if client in self.unjoined:
             return self.store.load(self.unjoined[client])
-        net = self._first.take(client)
+        net = self._initial.take(client)
         method = self.setting.method
         method.receive(net, method.answer(self._start, client, None))
-        first = copy(net.state_dict())
-        if self.store.where != "disk":  # there it would be written as slowly as it is made anew
-            self.unjoined[client] = self.store.keep(client, 0, first)
-        return first
+        initial = copy(net.state_dict())
+        if self.store.where != "disk":  # writing it would take as long as drawing it again
+            self.unjoined[client] = self.store.keep(client, 0, initial)
+        return initial
 
     def check(self, states: Mapping[int, Kept]) -> None:
         shapes: dict[ModelSpec, dict[str, list[int]]] = {}
         for client, kept in states.items():
             if client not in self.setting.members:
-                raise UserError(f"the checkpoint is damaged (there is no client {client}); start it anew in another folder")
+                raise UserError(f"the checkpoint is damaged (there is no client {client}); start again in another folder")
             spec = self.setting.members[client].model
             if spec not in shapes:
                 shapes[spec] = {name: list(t.shape) for name, t in self.setting.fresh_net(client).state_dict().items()}
             if self.store.shapes(kept) != shapes[spec]:
                 raise UserError(
-                    f"client {client}'s state in the checkpoint does not fit the model that it is given now ({spec.label}); "
+                    f"client {client}'s state in the checkpoint does not fit its model ({spec.label}); "
                     "resume with the models that the run was started with"
                 )
 
     def close(self) -> None:
-        self._first.close()
+        self._initial.close()
         self.store.close()
 
 

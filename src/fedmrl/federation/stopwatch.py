@@ -1,4 +1,4 @@
-"""How long the stages of a round take."""
+"""Timing of the stages of a round."""
 
 import time
 
@@ -6,7 +6,7 @@ import torch
 
 
 class Stopwatch:
-    """Times stages where the work is done: on a GPU, which is told what to do long before it does it, by its own clock.
+    """Times stages; on a GPU by CUDA events, because kernels run asynchronously.
 
     >>> watch = Stopwatch(torch.device("cpu"))
     >>> watch.passed("train")
@@ -20,16 +20,16 @@ class Stopwatch:
         self._marks = [self._mark()]
 
     def passed(self, stage: str) -> None:
-        """The stage ends here."""
+        """Marks the end of a stage."""
         self._stages.append(stage)
         self._marks.append(self._mark())
 
     def seconds(self) -> dict[str, float]:
-        """Of each stage; this waits for the device."""
+        """The seconds of each stage; waits for the device."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return {
-            stage: _between(one, other) for stage, one, other in zip(self._stages, self._marks, self._marks[1:], strict=False)
+            stage: _between(start, end) for stage, start, end in zip(self._stages, self._marks, self._marks[1:], strict=False)
         }
 
     def _mark(self) -> "float | torch.cuda.Event":
@@ -40,7 +40,7 @@ class Stopwatch:
         return event
 
 
-def _between(one: "float | torch.cuda.Event", other: "float | torch.cuda.Event") -> float:
-    if isinstance(one, float) and isinstance(other, float):
-        return other - one
-    return one.elapsed_time(other) / 1000  # type: ignore[union-attr, arg-type, no-any-return]
+def _between(start: "float | torch.cuda.Event", end: "float | torch.cuda.Event") -> float:
+    if isinstance(start, float) and isinstance(end, float):
+        return end - start
+    return start.elapsed_time(end) / 1000  # type: ignore[union-attr, arg-type, no-any-return]

@@ -1,4 +1,4 @@
-"""Where clients' private states are kept between rounds: on the device, in the host's memory, or on disk."""
+"""Stores for clients' private states between rounds: on the device, in the host's memory or on disk."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -14,7 +14,7 @@ from safetensors.torch import load, load_file, save
 from fedmrl.engines import Setting
 from fedmrl.errors import UserError
 from fedmrl.files import check_sha256, replacing, sha256_of
-from fedmrl.memory import free_bytes, said
+from fedmrl.memory import format_bytes, free_bytes
 from fedmrl.messages import Tensors, size
 
 Place = Literal["device", "host", "disk"]
@@ -22,7 +22,7 @@ Place = Literal["device", "host", "disk"]
 
 @dataclass(frozen=True)
 class StateFile:
-    """A file that holds a state, and its SHA-256 (empty if a version wrote it that kept none)."""
+    """A file that holds a state, and its SHA-256 (empty if written by an older version)."""
 
     path: Path
     sha256: str
@@ -31,11 +31,11 @@ class StateFile:
 Kept = Tensors | StateFile
 """A state as a store keeps it: its tensors, or the file that holds them."""
 
-_SHARE = 0.4  # of the memory that is free when a run starts, that states may take
+_SHARE = 0.4  # share of the memory free at the start that states may take
 
 
 class Store(ABC):
-    """Takes a client's state after its turn, and gives it back on the device for the next."""
+    """Keeps clients' states between their rounds."""
 
     where: ClassVar[str]
 
@@ -44,7 +44,7 @@ class Store(ABC):
 
     @abstractmethod
     def keep(self, client: int, rounds: int, state: Tensors) -> Kept:
-        """Keep the state that a client has after so many rounds."""
+        """Stores a client's state after the given number of rounds."""
 
     @abstractmethod
     def load(self, kept: Kept) -> Tensors:
@@ -52,21 +52,21 @@ class Store(ABC):
 
     @abstractmethod
     def restore(self, file: StateFile) -> Kept:
-        """The state that a checkpoint's file holds, if the file is as it was written."""
+        """Reads a state from a checkpoint's file, after checking its SHA-256."""
 
     @abstractmethod
     def shapes(self, kept: Kept) -> dict[str, list[int]]:
         """The shapes of the state's tensors."""
 
-    def forget(self, kept: Kept) -> None:  # noqa: B027, what needs no clean-up does none
-        """The client has a newer state."""
+    def forget(self, kept: Kept) -> None:  # noqa: B027, an optional hook
+        """Drops a state that a newer one has replaced."""
 
     def close(self) -> None:  # noqa: B027
-        """The run is over."""
+        """Frees resources when the run is over."""
 
 
 class DeviceStore(Store):
-    """States stay where they are computed."""
+    """Keeps states on the device."""
 
     where: ClassVar[str] = "device"
 
@@ -89,7 +89,7 @@ class DeviceStore(Store):
 
 
 class HostStore(DeviceStore):
-    """States are kept in the host's memory."""
+    """Keeps states in the host's memory."""
 
     where: ClassVar[str] = "host"
 
@@ -108,7 +108,7 @@ class HostStore(DeviceStore):
 
 
 class DiskStore(Store):
-    """Each state is a safetensors file, in the run's checkpoint if it has one."""
+    """Keeps each state as a safetensors file, in the run's checkpoint if there is one."""
 
     where: ClassVar[str] = "disk"
 
@@ -137,10 +137,10 @@ class DiskStore(Store):
         """See `Store`."""
         assert isinstance(kept, StateFile)
         with safe_open(kept.path, "pt") as file:
-            return {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118, it is no dict
+            return {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118, not a dict
 
     def forget(self, kept: Kept) -> None:
-        """See `Store`; in a run's folder the checkpoint knows when a file is not needed any more."""
+        """See `Store`; in a run's folder, `Checkpoint` deletes the file."""
         if self._own and isinstance(kept, StateFile):
             kept.path.unlink(missing_ok=True)
 
@@ -151,7 +151,7 @@ class DiskStore(Store):
 
 
 def write_state(state: Tensors, path: Path) -> StateFile:
-    """Write a state as safetensors, whole or not at all."""
+    """Writes a state as safetensors, atomically."""
     content = save(state)
     with replacing(path) as part:
         part.write_bytes(content)
@@ -159,25 +159,25 @@ def write_state(state: Tensors, path: Path) -> StateFile:
 
 
 def read_state(file: StateFile, device: torch.device) -> Tensors:
-    """The state in a file, on the device, if the file is as it was written."""
+    """Reads a state onto the device, after checking its SHA-256."""
     content = file.path.read_bytes()
     check_sha256(file.path, hashlib.sha256(content).hexdigest(), file.sha256)
     return {name: tensor.to(device, copy=True) for name, tensor in load(content).items()}
 
 
 def file_name(client: int, rounds: int) -> str:
-    """Of a client's state after so many rounds."""
+    """The file name of a client's state after the given number of rounds."""
     return f"client-{client:05d}-round-{rounds:05d}.safetensors"
 
 
 def check_store(where: str) -> None:
-    """Refuse a place that there is not."""
+    """Raises `UserError` for an unknown store."""
     if where not in ("auto", "device", "host", "disk"):
-        raise UserError(f"store: there is no {where!r}; choose auto, device, host or disk")
+        raise UserError(f"store is {where!r}; choose auto, device, host or disk")
 
 
 def choose(where: str, setting: Setting, clients: int) -> tuple[Place, str]:
-    """Where so many clients' states are kept: where they fit, if that is not said. And a line that says so."""
+    """The store for the states of `clients` clients (auto: the first in which they fit), and a line that reports it."""
     device, host = setting.device, torch.device("cpu")
     largest = max(size(setting.fresh_net(client).state_dict()).bytes for client in setting.models.values())
     needed = largest * clients
@@ -188,12 +188,12 @@ def choose(where: str, setting: Setting, clients: int) -> tuple[Place, str]:
         where = "device"
     in_memory = "in memory" if device.type == "cpu" else "on the GPU"
     there = {"device": in_memory, "host": "in the host's memory", "disk": "on disk"}[where]
-    line = f"clients' states are kept {there}: at most {said(needed)} for {clients} clients"
+    line = f"clients' states are kept {there}: at most {format_bytes(needed)} for {clients} clients"
     return cast(Place, where), line
 
 
 def make_store(where: Place, device: torch.device, checkpoint: Path | None) -> Store:
-    """The store there; one on disk writes into a run's checkpoint, if it has one."""
+    """Creates a store; on disk it writes into the run's checkpoint, if there is one."""
     if where == "disk":
         return DiskStore(device, checkpoint)
     return HostStore(device) if where == "host" else DeviceStore(device)

@@ -1,4 +1,4 @@
-"""A run summed up: its result, from its records and a last evaluation of every client."""
+"""A run's result, from its records and the final evaluation of every client."""
 
 import platform
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ Accuracies = dict[str, dict[str, dict[int, float]]]
 
 
 def summarise(recipe: Recipe, roster: Roster, snapshot: Snapshot, final: Accuracies, facts: Mapping[str, Any]) -> RunResult:
-    """The result of a run that finished."""
+    """The result of a finished run."""
     records = snapshot.records
 
     def scores(whose: Whose) -> ByView[Scores]:
@@ -45,7 +45,7 @@ def summarise(recipe: Recipe, roster: Roster, snapshot: Snapshot, final: Accurac
 
     def sent(way: str) -> Sent:
         ways: list[Sent] = [getattr(record, way) for record in records]
-        return Sent(parameters=sum(one.parameters for one in ways), bytes=sum(one.bytes for one in ways))
+        return Sent(parameters=sum(s.parameters for s in ways), bytes=sum(s.bytes for s in ways))
 
     return RunResult(
         status="finished",
@@ -69,7 +69,7 @@ def summarise(recipe: Recipe, roster: Roster, snapshot: Snapshot, final: Accurac
 
 
 def facts(recipe: Recipe, engines: Sequence[str], devices: Sequence[str], together: int) -> dict[str, Any]:
-    """What was run, and on what; `together` is how many seeds were run as one, whose times are those of all of them."""
+    """What was run and on which device; `together` is the number of seeds that ran together and share their times."""
     return {
         "method": recipe.method.name,
         "title": recipe.method.title,
@@ -87,7 +87,7 @@ def facts(recipe: Recipe, engines: Sequence[str], devices: Sequence[str], togeth
 
 
 def versions() -> dict[str, str]:
-    """Of all that numbers and times depend on."""
+    """The versions of the software that results depend on."""
     return {
         "fedmrl": __version__,
         "python": platform.python_version(),
@@ -97,27 +97,27 @@ def versions() -> dict[str, str]:
 
 
 def device_name(device: torch.device) -> str:
-    """What something ran on."""
+    """The device's name, for results."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{cpu_name()}, {torch.get_num_threads()} threads"
 
 
 def mean(values: Any) -> float:
-    """The mean over clients, each counting alike."""
+    """The unweighted mean over clients."""
     return float(np.mean(list(values)))
 
 
 def samples_by_class(roster: Roster) -> list[dict[int, int]] | None:
-    """For each client the number of its training samples of each class, by the class's label; None if some do not say."""
-    told = [client.classes for client in roster.values() if client.classes is not None]
-    if len(told) < len(roster):
+    """Each client's training samples per class label; None if any client does not report them."""
+    reported = [client.classes for client in roster.values() if client.classes is not None]
+    if len(reported) < len(roster):
         return None
-    return [dict(classes) for classes in told]
+    return [dict(classes) for classes in reported]
 
 
 def client_rows(recipe: Recipe, roster: Roster, snapshot: Snapshot, final: Accuracies) -> ClientResults:
-    """A row for each client: what it is, what it has, how well it does at the end."""
+    """One row per client: its model, its data and its final accuracy."""
     by_mode = {f"{view}_{mode}": of_clients for view, modes in final.items() for mode, of_clients in modes.items()}
     headline = final[recipe.headline_view][recipe.headline_mode]
     return ClientResults(

@@ -1,4 +1,4 @@
-"""The methods by name."""
+"""Federated learning methods, by name."""
 
 from fedmrl.methods.base import Batch, ClientNet, Common, Header, Method, Round, Task, WeightSharing
 from fedmrl.methods.fd import FD

@@ -1,8 +1,8 @@
-"""What a method is: written once, for one client and its server; any engine can run it.
+"""The interface of a method, written once for one client and its server, and run by any engine.
 
 Legend of shapes: B batch, C classes, D representation.
 
-Rules that let one loss serve every engine: no `.item()`, no `if` on a tensor's value, no in-place writes; every mean over
+So that every engine can run it, a loss has no `.item()`, no `if` on a tensor's value and no in-place writes; every mean over
 samples is `batch.mean`, and every mean over a representation divides by its model's `width`.
 """
 
@@ -28,7 +28,7 @@ from fedmrl.training import Phase, Sums, Training
 
 
 class Header(NamedTuple):
-    """The form of a prediction header, a linear layer."""
+    """The shape of a prediction header, a linear layer."""
 
     dim: int
     bias: bool
@@ -36,30 +36,30 @@ class Header(NamedTuple):
 
 @dataclass(frozen=True)
 class Common:
-    """What the server and every client know of the federation before its first round."""
+    """What the server and all clients know before the first round."""
 
     shape: tuple[int, ...]
     classes: int
     small: SharedSpec
     header: Header | None
-    """Of the local models, for methods that need all to have the same; None if it is no linear layer."""
+    """The local models' header, for methods that need all to be equal; None if it is not a linear layer."""
 
     def small_model(self, dim: int | None = None) -> Split:
-        """The model that all clients share, with another representation dimension if one is given."""
+        """Builds the shared model, with representation dimension `dim` if given."""
         return (self.small if dim is None else self.small.with_dim(dim)).build(self.shape, self.classes)
 
 
 @dataclass(frozen=True)
 class Task(Common):
-    """What a client knows beside that when it builds its net."""
+    """What one client knows when it builds its net."""
 
     held_C: Tensor
-    """Which classes the client has in its training data."""
+    """A mask of the classes in the client's training data."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """Which round this is, of how many."""
+    """The current round, and the number of rounds."""
 
     index: int
     total: int
@@ -75,12 +75,12 @@ class Round:
 
 
 class ClientNet(nn.Module):
-    """All that one client holds: its parts (models, projector), and what it keeps of messages, as buffers.
+    """A client's parts (models, projector), and what it keeps of messages, as buffers.
 
-    A client is its net: what is not in its `state_dict` is not kept from round to round.
+    A client keeps only its net's `state_dict` from round to round.
     """
 
-    if TYPE_CHECKING:  # parts and buffers are the method's own
+    if TYPE_CHECKING:  # each method defines its own parts and buffers
 
         def __getattr__(self, name: str) -> Any: ...
 
@@ -93,7 +93,7 @@ class ClientNet(nn.Module):
         self._frozen = {name for name, parameter in self.named_parameters() if not parameter.requires_grad}
 
     def learn(self, parts: Container[str]) -> None:
-        """Let these parts learn; the others are fixed, in eval mode. What the user froze in a model stays frozen."""
+        """Makes these parts trainable and puts the others in eval mode; parameters that the user froze stay frozen."""
         for name, part in self.named_children():
             part.train(name in parts)
         for name, parameter in self.named_parameters():
@@ -102,7 +102,7 @@ class ClientNet(nn.Module):
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs and labels of one step; where a batch is padded, `mask_B` is 0 for the rows that are padding."""
+    """Inputs and labels of one step; `mask_B` is 0 for rows that are padding, if there are any."""
 
     x: Tensor
     y_B: Tensor
@@ -119,13 +119,12 @@ class Batch:
         return (values_B * self.mask_B).sum() / self.mask_B.sum().clamp(min=1)
 
     def labels(self, classes: int, like: Tensor) -> Tensor:
-        """The labels as rows of zeros and a one, all zero where the row is padding."""
+        """One-hot labels, all zero for rows that are padding."""
         onehot_BC = (self.y_B[:, None] == torch.arange(classes, device=like.device)).to(like.dtype)
         return onehot_BC if self.mask_B is None else onehot_BC * self.mask_B[:, None]
 
     def by_class(self, values_BD: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-        """For each class the sum of its samples' values, and how many samples it has; in 32 bits or more whatever the step is
-        computed in, since they are added up over a whole round.
+        """The sum of the samples' values and the number of samples, by class, in 32 bits or more, as they add up over a round.
 
         >>> Batch(torch.zeros(3, 1), torch.tensor([1, 1, 0])).by_class(torch.tensor([[1.0], [2.0], [5.0]]), 2)
         (tensor([[5.],
@@ -138,24 +137,24 @@ class Batch:
 
 
 class Method(Named, ABC):
-    """A federated method; its hyperparameters are its fields. The defaults share nothing: each client learns alone."""
+    """A federated method; its fields are its hyperparameters. By default clients share nothing and learn alone."""
 
     title: ClassVar[str]
-    """What tables and figures call it; else the class's name."""
+    """The name in tables and figures; by default the class's name."""
     summary: ClassVar[str]
-    """What it does, in a few words; else the first line of the class's docstring."""
+    """A short description; by default the first line of the class's docstring."""
     colour: ClassVar[str | None] = None
-    """Its colour in figures and on pages, as `#rrggbb`; one that no other method has is chosen if it does not say."""
+    """The colour in figures and on pages, as `#rrggbb`; by default one that no other method has."""
     parts: ClassVar[tuple[str, ...]] = ("local",)
     """The parts of a client's net that learn."""
     shares: ClassVar[tuple[str, ...]] = ()
-    """The parts that leave a client, as prefixes of their names in its state."""
+    """The parts that a client sends, as prefixes of names in its state."""
     records_every_mode: ClassVar[bool] = False
-    """Whether every way to predict is measured in each round, not the default alone."""
+    """Whether each round records every mode, not only the default one."""
     hears_server: ClassVar[bool] = False
     """Whether predictions depend on what the server sent, so that `own` and `aggregated` accuracy differ."""
     averages: ClassVar[bool] = False
-    """Whether the server combines what clients send by an aggregation rule, so that one can be chosen."""
+    """Whether the server combines uploads by an aggregation rule, so that recipes can choose one."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -171,41 +170,41 @@ class Method(Named, ABC):
         return ("local",)
 
     def check(self, clients: Sequence[Split], labels: Sequence[str]) -> None:
-        """Refuse, in a sentence, local models that this method cannot serve. `labels` say what each client's is."""
+        """Raises `UserError` for local models that the method does not support; `labels` has each client's label."""
 
     # ---- the client's side ----
 
     def build(self, local: Split, task: Task) -> ClientNet:
-        """What one client holds, fresh."""
+        """Builds a client's net."""
         return ClientNet({"local": local})
 
     def subsets(self, samples: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """How a client cuts its training data, once, as positions in it."""
+        """Divides a client's training data, once, into named subsets of positions."""
         return {"train": np.arange(samples)}
 
     def receive(self, net: ClientNet, content: Mapping[str, Tensor]) -> None:
-        """Take in what the server sent."""
+        """Stores what the server sent in the client's net."""
 
     def phases(self, training: Training, earlier: int) -> tuple[Phase, ...]:
-        """How the client trains in a round, having taken part in `earlier` ones."""
+        """The phases of a client's training in a round, after `earlier` earlier rounds."""
         return (training.phase(self.loss, self.parts),)
 
     @abstractmethod
     def loss(self, net: ClientNet, batch: Batch) -> Tensor | tuple[Tensor, Sums]:
-        """What one client minimises on one batch; beside it, sums over the batch's samples if the upload needs them."""
+        """A client's loss on a batch, with sums over the batch's samples if the upload needs them."""
 
     def upload(self, net: ClientNet, sums: Sums, round_: Round) -> Tensors:
-        """What the client sends after training."""
+        """The client's upload after training."""
         return {}
 
     def encode(self, uploads: Sequence[Tensors], round_: Round) -> list[Tensors]:
-        """Each upload as it travels, if not as it is. Those of one machine come together: it may do them all at once."""
+        """Encodes uploads for sending; one machine's come together, to be encoded in one batch."""
         return list(uploads)
 
     def predict(self, net: ClientNet, x: Tensor, mode: str) -> Tensor:
-        """A score for each class, the highest wins; minus infinity for a class that cannot be predicted.
+        """Scores for each class, of which the highest is predicted; minus infinity for classes that cannot be.
 
-        A mode is the name of the part that predicts, if a method does not say otherwise.
+        By default, `mode` is the name of the part that predicts.
         """
         logits_BC: Tensor = net.get_submodule(mode)(x)
         return logits_BC
@@ -213,7 +212,7 @@ class Method(Named, ABC):
     # ---- the server's side ----
 
     def start(self, common: Common) -> Tensors:
-        """The server's state before the first round; what it draws depends on no client."""
+        """The server's initial state, drawn independently of the clients."""
         return {}
 
     def answer(self, server: Tensors, client: int, since: int | None) -> Tensors:
@@ -221,28 +220,28 @@ class Method(Named, ABC):
         return {}
 
     def aggregate(self, server: Tensors, uploads: Sequence[Upload], round_: Round, rule: Aggregation = MEAN) -> Tensors:
-        """The server's state after a round. What comes in is left as it is; `rule` is for methods that `average`."""
+        """The server's state after a round, without changing the inputs; `rule` is for methods with `averages`."""
         return server
 
 
 class WeightSharing(Method, ABC):
-    """A method whose clients send the weights of one part and take their average."""
+    """A method whose clients send the weights of one part and receive their average."""
 
     hears_server: ClassVar[bool] = True
     averages: ClassVar[bool] = True
 
     weighting: Literal["samples", "uniform"] = Field(
-        "samples", description="uploads weigh by training samples (n_k/n), or all alike"
+        "samples", description="weights of uploads: by training samples (n_k/n), or uniform"
     )
 
     def shared(self, net: ClientNet) -> Tensors:
-        """The tensors of the net that are shared, alive (not copied)."""
+        """The shared tensors of the net, not copied."""
         return {
             f"{part}.{name}": tensor for part in self.shares for name, tensor in net.get_submodule(part).state_dict().items()
         }
 
     def receive(self, net: ClientNet, content: Mapping[str, Tensor]) -> None:
-        """The shared part is replaced by the server's."""
+        """Replaces the shared part by the server's."""
         load(net, content)
 
     def upload(self, net: ClientNet, sums: Sums, round_: Round) -> Tensors:
@@ -251,10 +250,10 @@ class WeightSharing(Method, ABC):
 
     @abstractmethod
     def new_shared(self, common: Common) -> Mapping[str, nn.Module]:
-        """The parts that are shared, freshly drawn, by their names in a client's net."""
+        """New shared parts with initial weights, by their names in a client's net."""
 
     def start(self, common: Common) -> Tensors:
-        """The first shared part."""
+        """The initial shared part."""
         parts = self.new_shared(common).items()
         return copy({f"{part}.{name}": tensor for part, module in parts for name, tensor in module.state_dict().items()})
 
@@ -263,28 +262,28 @@ class WeightSharing(Method, ABC):
         return copy(server)
 
     def aggregate(self, server: Tensors, uploads: Sequence[Upload], round_: Round, rule: Aggregation = MEAN) -> Tensors:
-        """The uploads, combined."""
+        """The combined uploads."""
         return self.combined(uploads, rule)
 
     def combined(self, uploads: Sequence[Upload], rule: Aggregation) -> Tensors:
-        """The uploads as one, by the rule and `weighting`, in the order of clients whatever order they came in."""
+        """Combines the uploads by the rule and `weighting`, in the order of clients."""
         ordered = in_order(uploads)
         weights = [upload.samples if self.weighting == "samples" else 1 for upload in ordered]
         return combine(rule, [upload.content for upload in ordered], weights)
 
 
 def in_order(uploads: Iterable[Upload]) -> list[Upload]:
-    """The uploads by client number: sums in a fixed order are exact whatever order they came in."""
+    """The uploads by client number, so that sums do not depend on the order of arrival."""
     return sorted(uploads, key=lambda upload: upload.client)
 
 
 def pick(state: Mapping[str, Tensor], prefixes: Sequence[str]) -> Tensors:
-    """The tensors whose names lie under one of the prefixes."""
+    """The tensors whose names start with one of the prefixes and a dot."""
     return {name: tensor for name, tensor in state.items() if any(name.startswith(f"{prefix}.") for prefix in prefixes)}
 
 
 def load(net: nn.Module, content: Mapping[str, Tensor]) -> None:
-    """Copy the named tensors into the net."""
+    """Copies the named tensors into the net."""
     write([attrgetter(name)(net) for name in content], list(content.values()))
 
 
@@ -294,7 +293,7 @@ def cross_entropy(logits_BC: Tensor, y_B: Tensor) -> Tensor:
 
 
 def divergence(teacher_BC: Tensor, student_BC: Tensor) -> Tensor:
-    """KL(p‖q) of each sample, p from the teacher's logits without gradient, q from the student's: it pulls q to p.
+    """KL(p‖q) of each sample, where p is the teacher's softmax without gradient and q the student's.
 
     >>> divergence(torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, 0.0]]))
     tensor([0.])

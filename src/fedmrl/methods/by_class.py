@@ -1,7 +1,7 @@
-"""What FD and FedProto have in common: messages of one row for each class, kept by the server client by client.
+"""Messages of FD and FedProto, with one row per class; the server keeps the latest of each client.
 
-A message is `{"classes": (n,), <what>: (n, …)}`, with `counts` where rows weigh by samples. The server's state holds each
-client's latest upload under `<client>/<name>`, and what they add up to for every class under `sum` and `weight`.
+A message is `{"classes": (n,), <what>: (n, …)}`, with `counts` if rows are weighted by samples. The server's state has each
+client's latest upload under `<client>/<name>`, and their totals by class under `sum` and `weight`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from fedmrl.messages import Tensors, Upload
 
 
 def keep_uploads(server: Mapping[str, Tensor], uploads: Sequence[Upload], what: str) -> Tensors:
-    """The server's state with these clients' uploads in place of their earlier ones."""
+    """The server's state after these uploads replaced their clients' earlier ones."""
     kept = kept_uploads(server) | {upload.client: upload.content for upload in uploads}
     contents = [kept[client] for client in sorted(kept)]
     state = {f"{client}/{name}": tensor for client in sorted(kept) for name, tensor in kept[client].items()}
@@ -23,7 +23,7 @@ def keep_uploads(server: Mapping[str, Tensor], uploads: Sequence[Upload], what: 
     weight = rows.new_ones(len(rows))
     if "counts" in contents[0]:
         weight = torch.cat([content["counts"] for content in contents]).double()
-    # As a product, and not added row by row: a GPU does that in whatever order comes.
+    # A matrix product, as index_add on a GPU sums in no fixed order.
     of_class = F.one_hot(labels).double().T
     return state | {"sum": of_class @ (rows * weight[:, None]), "weight": of_class @ weight}
 
@@ -39,7 +39,7 @@ def kept_uploads(server: Mapping[str, Tensor]) -> dict[int, Tensors]:
 
 
 def weighted_rows(content: Mapping[str, Tensor], what: str, classes: int) -> tuple[Tensor, Tensor]:
-    """A message as a sum and a weight for every class, in double precision; without `counts` each row weighs 1."""
+    """A message's sum and weight by class, in double precision; without `counts` each row has weight 1."""
     rows, labels = content[what].double(), content["classes"]
     weight = content["counts"].double() if "counts" in content else torch.ones_like(labels, dtype=torch.float64)
     sums_C = rows.new_zeros(classes, rows.shape[1]).index_add(0, labels, rows * weight[:, None])
@@ -47,13 +47,13 @@ def weighted_rows(content: Mapping[str, Tensor], what: str, classes: int) -> tup
 
 
 def means(sums_C: Tensor, weight_C: Tensor, what: str, dtype: torch.dtype) -> Tensors:
-    """A message with the mean of every class that has weight; empty if none has."""
+    """A message with the mean of every class of positive weight, or an empty one."""
     labels = (weight_C > 0).nonzero().squeeze(1)
     return {"classes": labels, what: (sums_C[labels] / weight_C[labels, None]).to(dtype)} if len(labels) else {}
 
 
 def write_rows(table_C: Tensor, known_C: Tensor, content: Mapping[str, Tensor], what: str) -> None:
-    """Put a message's rows into a table of all classes, and mark them alone as known; an empty message clears it."""
+    """Replaces a table of all classes and its mask of known ones by a message's rows, which may be none."""
     with torch.no_grad():
         table_C.zero_()
         known_C.zero_()

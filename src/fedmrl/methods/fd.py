@@ -1,4 +1,4 @@
-"""FD (Jeong et al., 2018): clients exchange their mean outputs for each class, nothing else."""
+"""FD (Jeong et al., 2018): clients exchange only their mean outputs for each class."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
@@ -17,7 +17,7 @@ from fedmrl.training import Sums
 
 
 class FD(Method):
-    """Federated distillation: a client's outputs for a class are pulled to the mean of what the others say of it."""
+    """Federated distillation: a client's outputs for a class are pulled towards the other clients' mean."""
 
     name: ClassVar[str] = "fd"
     title: ClassVar[str] = "FD"
@@ -29,12 +29,12 @@ class FD(Method):
     )
 
     def build(self, local: Split, task: Task) -> ClientNet:
-        """Local, and the targets last received."""
+        """Local, with the last received targets."""
         C = task.classes
         return ClientNet({"local": local}, kept={"targets_CC": torch.zeros(C, C), "known_C": torch.zeros(C, dtype=torch.bool)})
 
     def receive(self, net: ClientNet, content: Mapping[str, Tensor]) -> None:
-        """The new targets replace the old."""
+        """Replaces the targets."""
         write_rows(net.targets_CC, net.known_C, content, "outputs")
 
     def loss(self, net: ClientNet, batch: Batch) -> tuple[Tensor, Sums]:
@@ -46,16 +46,16 @@ class FD(Method):
         return batch.mean(cross_entropy(logits_BC, batch.y_B) + self.gamma * towards_B), sums
 
     def upload(self, net: ClientNet, sums: Sums, round_: Round) -> Tensors:
-        """For each class it has, the mean of the softmax outputs that training itself gave."""
+        """The mean softmax output in training, for each class that the client has."""
         classes = sums["counts"].nonzero().squeeze(1)
         return {"classes": classes, "outputs": sums["outputs"][classes] / sums["counts"][classes, None]}
 
     def aggregate(self, server: Tensors, uploads: Sequence[Upload], round_: Round, rule: Aggregation = MEAN) -> Tensors:
-        """Each client's latest upload is kept, in the order of clients."""
+        """Keeps each client's latest upload, in the order of clients."""
         return keep_uploads({} if self.keep == "round" else server, uploads, "outputs")
 
     def answer(self, server: Tensors, client: int, since: int | None) -> Tensors:
-        """The plain mean over the other clients, for the classes this one is known to have (all, if it is new)."""
+        """The unweighted mean over the other clients, for the classes of this client's latest upload (all, if it has none)."""
         if not server:
             return {}
         sums_CC, count_C = server["sum"], server["weight"]

@@ -1,4 +1,4 @@
-"""FedAPEN (Qin et al., 2023): mutual learning, and an ensemble whose balance each client learns for itself."""
+"""FedAPEN (Qin et al., 2023): mutual learning, with an ensemble whose balance each client learns."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -23,7 +23,7 @@ class Balance(nn.Module):
 
 
 class FedAPEN(WeightSharing):
-    """Local and small teach each other and predict together; λ is learned on data that the models do not train on."""
+    """Local and small teach each other and predict as an ensemble; its λ is learned on held-out training data."""
 
     name: ClassVar[str] = "fedapen"
     title: ClassVar[str] = "FedAPEN"
@@ -36,7 +36,7 @@ class FedAPEN(WeightSharing):
     )
     balance_lr: Annotated[float, Field(gt=0)] = Field(1e-3, description="learning rate of λ")
     balance_epochs: Annotated[int, Field(ge=1)] = Field(10, description="passes over that share when small arrives")
-    ensemble: Literal["logits", "probabilities"] = Field("logits", description="what λ mixes")
+    ensemble: Literal["logits", "probabilities"] = Field("logits", description="the outputs that λ mixes")
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -44,7 +44,7 @@ class FedAPEN(WeightSharing):
         return ("ensemble", "local", "small")
 
     def build(self, local: Split, task: Task) -> ClientNet:
-        """Local, small, and the balance between them."""
+        """Local, small and the balance λ."""
         return ClientNet({"local": local, "small": task.small_model(), "balance": Balance()})
 
     def new_shared(self, common: Common) -> dict[str, nn.Module]:
@@ -52,15 +52,15 @@ class FedAPEN(WeightSharing):
         return {"small": common.small_model()}
 
     def subsets(self, samples: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """A random share, one sample at least, is set apart for λ."""
+        """Holds out a random share, of at least one sample, for λ."""
         if samples < 2:
-            raise UserError(f"fedapen sets training data apart, and a client has only {samples}; it needs 2 or more")
+            raise UserError(f"fedapen holds out training data, and a client has only {samples} samples; it needs 2 or more")
         order = rng.permutation(samples)
         cut = min(max(1, round(self.adaptability * samples)), samples - 1)
         return {"adaptability": np.sort(order[:cut]), "train": np.sort(order[cut:])}
 
     def phases(self, training: Training, earlier: int) -> tuple[Phase, ...]:
-        """First λ on the set apart, with the models fixed (not in a client's first round); then the models, λ fixed."""
+        """First λ on the held-out data with fixed models (except in a client's first round), then the models with fixed λ."""
         adapt = Phase(
             self.ensemble_loss,
             {"balance": self.balance_lr},
@@ -91,13 +91,13 @@ class FedAPEN(WeightSharing):
         share: Tensor = net.balance.value
         if self.ensemble == "logits":
             return share * local_BC + (1 - share) * small_BC
-        # A logarithm of probabilities is a vector of logits: its softmax gives them back.
+        # Log-probabilities are logits whose softmax is the probabilities.
         log_local_BC, log_small_BC = F.log_softmax(local_BC, dim=-1), F.log_softmax(small_BC, dim=-1)
         tiny = torch.finfo(local_BC.dtype).tiny
         return (share * log_local_BC.exp() + (1 - share) * log_small_BC.exp()).clamp(min=tiny).log()
 
     def predict(self, net: ClientNet, x: Tensor, mode: str) -> Tensor:
-        """By the ensemble, or by one of its two models."""
+        """Predicts by the ensemble, or by one of its two models."""
         if mode == "ensemble":
             return self.mix(net, net.local(x), net.small(x))
         return super().predict(net, x, mode)

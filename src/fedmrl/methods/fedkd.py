@@ -1,4 +1,4 @@
-"""FedKD (Wu et al., 2022): mutual distillation with a small model whose updates travel as truncated factors."""
+"""FedKD (Wu et al., 2022): mutual distillation with a small model whose updates are sent as truncated SVDs."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from fedmrl.training import Sums
 
 
 class FedKD(WeightSharing):
-    """Local and small teach each other by outputs and representations; what is sent is small's update, factored."""
+    """Local and small teach each other by outputs and representations; clients send small's update, factored by SVD."""
 
     name: ClassVar[str] = "fedkd"
     title: ClassVar[str] = "FedKD"
@@ -27,16 +27,16 @@ class FedKD(WeightSharing):
     shares: ClassVar[tuple[str, ...]] = ("small",)
     records_every_mode: ClassVar[bool] = True
 
-    energy_start: Annotated[float, Field(gt=0, lt=1)] = Field(0.95, description="energy the factors keep at first")
-    energy_end: Annotated[float, Field(gt=0, lt=1)] = Field(0.98, description="energy the factors keep at the end")
+    energy_start: Annotated[float, Field(gt=0, lt=1)] = Field(0.95, description="energy that the factors keep at first")
+    energy_end: Annotated[float, Field(gt=0, lt=1)] = Field(0.98, description="energy that the factors keep at the end")
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """The client serves its own model; the small one is recorded beside it."""
+        """The client's own model predicts; the small one is recorded, too."""
         return ("local", "small")
 
     def build(self, local: Split, task: Task) -> ClientNet:
-        """Local, small, W_h (`bridge`) between their representations, and small as it was before local training."""
+        """Local, small, W_h (`bridge`) between their representations, and small before local training."""
         small = task.small_model()
         bridge = nn.Linear(small.dim, local.dim, bias=False)
         return ClientNet({"local": local, "small": small, "bridge": bridge, "before": deepcopy(small)})
@@ -48,7 +48,7 @@ class FedKD(WeightSharing):
         ce = batch.mean(cross_entropy(local_BC, batch.y_B)) + batch.mean(cross_entropy(small_BC, batch.y_B))
         mutual = batch.mean(divergence(small_BC, local_BC) + divergence(local_BC, small_BC))
         hidden = batch.mean((local_rep_BD - net.bridge(small_rep_BD)).square().sum(dim=-1) / net.local.width)
-        # Differentiated too, w would push the cross-entropies up wherever the distillation terms are large.
+        # Detached: the gradient of w would increase the cross-entropies where the distillation terms are large.
         weight = 1 / ce.detach().clamp(min=1e-3)
         return ce + weight * (mutual + hidden)
 
@@ -57,19 +57,19 @@ class FedKD(WeightSharing):
         return self.energy_start + (self.energy_end - self.energy_start) * round_.progress
 
     def receive(self, net: ClientNet, content: Mapping[str, Tensor]) -> None:
-        """The whole small model, or the answers missed since the last time, added up in order."""
+        """Replaces small by the whole model received, or adds the missed answers to it in order."""
         small = pick(content, ["small"]) or renamed(pick(net.state_dict(), ["before"]), "before", "small")
         for _, answer in sorted(answers_in(content).items()):
             small = plus(small, rebuild(answer, small))
         load(net, small | renamed(small, "small", "before"))
 
     def upload(self, net: ClientNet, sums: Sums, round_: Round) -> Tensors:
-        """Small after minus small before the round's local training."""
+        """The change of small in the round's local training."""
         before = renamed(pick(net.state_dict(), ["before"]), "before", "small")
         return {name: after.detach() - before[name] for name, after in self.shared(net).items()}
 
     def encode(self, uploads: Sequence[Tensors], round_: Round) -> list[Tensors]:
-        """The updates, factored."""
+        """The factored updates."""
         return factored(uploads, self.energy(round_))
 
     def new_shared(self, common: Common) -> dict[str, nn.Module]:
@@ -77,16 +77,16 @@ class FedKD(WeightSharing):
         return {"small": common.small_model()}
 
     def start(self, common: Common) -> Tensors:
-        """The first small model, and no answers yet."""
+        """The initial small model, and no answers yet."""
         return super().start(common) | {"answers-since": torch.tensor(0)}
 
     def aggregate(self, server: Tensors, uploads: Sequence[Upload], round_: Round, rule: Aggregation = MEAN) -> Tensors:
-        """The mean update, factored like an upload. The server adds what clients will rebuild, so all copies agree."""
+        """Factors the mean update like an upload; the server adds what clients will rebuild, so all copies agree."""
         small = pick(server, ["small"])
         mean = self.combined([replace(upload, content=rebuild(upload.content, small)) for upload in uploads], rule)
         answer = factor(mean, self.energy(round_))
         answers = answers_in(server) | {round_.index: answer}
-        # A client that missed more than a whole small model's worth is sent that instead: older answers can go.
+        # A client that missed answers larger than the whole small model gets that instead, so older answers can go.
         since, kept = round_.index + 1, Size()
         while since > int(server["answers-since"]) and kept.parameters < size(small).parameters:
             since -= 1
@@ -95,7 +95,7 @@ class FedKD(WeightSharing):
         return plus(small, rebuild(answer, small)) | recent | {"answers-since": torch.tensor(since)}
 
     def answer(self, server: Tensors, client: int, since: int | None) -> Tensors:
-        """The answers that the client missed, or the whole small model if that is less or the client is new."""
+        """The answers that the client missed, or the whole small model if that is smaller or the client is new."""
         whole = copy(pick(server, ["small"]))
         if since is None or since < int(server["answers-since"]):
             return whole
@@ -104,9 +104,9 @@ class FedKD(WeightSharing):
 
 
 def factor(update: Mapping[str, Tensor], energy: float) -> Tensors:
-    """Each matrix as U, σ, V of the smallest rank that keeps more than `energy` of it, if that is less to send.
+    """Factors each matrix into U, σ, V of the smallest rank that keeps more than `energy`, if that is smaller.
 
-    Convolutions are matrices of one row for each output channel; biases go as they are; a zero matrix is not sent.
+    Convolutions are matrices with a row per output channel; biases are sent unchanged, zero matrices not at all.
 
     >>> sorted(factor({"w": torch.ones(4, 5), "b": torch.ones(3), "none": torch.zeros(2, 2)}, 0.95))
     ['b', 'w:s', 'w:u', 'w:v']
@@ -115,7 +115,7 @@ def factor(update: Mapping[str, Tensor], energy: float) -> Tensors:
 
 
 def factored(updates: Sequence[Mapping[str, Tensor]], energy: float) -> list[Tensors]:
-    """Several updates of the same shapes, each factored for itself, all at once."""
+    """Factors several updates of equal shapes, each by itself, in one batch."""
     contents: list[Tensors] = [{} for _ in updates]
     for name in updates[0] if updates else ():
         if updates[0][name].ndim < 2:
@@ -139,13 +139,13 @@ def factored(updates: Sequence[Mapping[str, Tensor]], energy: float) -> list[Ten
 
 
 def singular_values(matrices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """U, σ and V of each matrix in a stack, by the eigenvectors of its smaller Gram matrix: many at once, and fast on a GPU.
+    """U, σ and V of each matrix in a stack, from the eigenvectors of its smaller Gram matrix, which is fast on a GPU.
 
-    What that loses are singular values below about 1e-8 of the largest, far under what is ever kept.
+    This loses singular values below about 1e-8 of the largest, which are never kept.
     """
     tall = matrices.shape[1] > matrices.shape[2]
     wide = (matrices.mT if tall else matrices).double()
-    # By its largest entry: squares of large ones would be infinite.
+    # Scaled by the largest entry, whose square could overflow.
     scale = wide.abs().amax(dim=(1, 2), keepdim=True).clamp(min=torch.finfo(wide.dtype).tiny)
     wide = wide / scale
     with _one_thread():
@@ -160,7 +160,7 @@ def singular_values(matrices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Several at one matrix of a few hundred rows wait for each other more than they work, on a busy CPU many times more."""
+    """A context with one torch thread: more are slower on matrices of a few hundred rows, most of all on a busy CPU."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -170,7 +170,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def rebuild(content: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> Tensors:
-    """The update that the factors stand for, in the shapes of `like`; what was not sent is zero."""
+    """Rebuilds an update from its factors, in the shapes of `like`; tensors that were not sent are zero."""
     update: Tensors = {}
     for name, shape in ((name, tensor.shape) for name, tensor in like.items()):
         if f"{name}:u" in content:
@@ -186,7 +186,7 @@ def plus(state: Mapping[str, Tensor], update: Mapping[str, Tensor]) -> Tensors:
 
 
 def renamed(state: Mapping[str, Tensor], old: str, new: str) -> Tensors:
-    """The state under another part's name."""
+    """The state with another prefix."""
     return {new + name.removeprefix(old): tensor for name, tensor in state.items()}
 
 

@@ -1,4 +1,4 @@
-"""FedMRL (Yi et al., NeurIPS 2024): a small shared model beside each client's own, fused, learned at two granularities.
+"""FedMRL (Yi et al., NeurIPS 2024): a small shared model fused with each client's own, learned at two granularities.
 
 The paper's names: θ is `small`, ω is `local`, φ is `projector`.
 """
@@ -21,7 +21,7 @@ LearningRate = Annotated[float, Field(gt=0)] | None
 
 
 class FedMRL(WeightSharing):
-    """The small model alone is averaged; the client's own model and its projector never leave it."""
+    """Only the small model is averaged; the client's own model and its projector stay private."""
 
     name: ClassVar[str] = "fedmrl"
     title: ClassVar[str] = "FedMRL"
@@ -36,7 +36,7 @@ class FedMRL(WeightSharing):
     header: Literal["own", "shared"] = Field(
         "own", description="shared (MRL-E): the local header's first d1 columns read the coarse representation"
     )
-    projector: Literal["linear", "mlp"] = Field("linear", description="one linear layer, or two with a ReLU between")
+    projector: Literal["linear", "mlp"] = Field("linear", description="one linear layer, or two with a ReLU between them")
     lr_small: LearningRate = Field(None, description="learning rate of the small model, if not training.lr")
     lr_local: LearningRate = Field(None, description="learning rate of the local model, if not training.lr")
     lr_projector: LearningRate = Field(None, description="learning rate of the projector, if not training.lr")
@@ -44,12 +44,12 @@ class FedMRL(WeightSharing):
     @model_validator(mode="after")
     def _variants_fit(self) -> Self:
         if not self.mrl and self.header == "shared":
-            raise ValueError("header is 'shared', which is a way to learn at two granularities, and mrl is false")
+            raise ValueError("header is 'shared', which needs two granularities, but mrl is false")
         return self
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """The paper's four inference models, less those that a variant does not have."""
+        """The paper's four inference models, without those that a variant lacks."""
         return (
             "mix-large",
             *(["mix-small"] if self.mrl else []),
@@ -62,7 +62,7 @@ class FedMRL(WeightSharing):
         return self.mrl and self.header == "own"
 
     def check(self, clients: Sequence[Split], labels: Sequence[str]) -> None:
-        """The coarse representation is cut from the fused one, so no client's may be smaller than d1."""
+        """Raises `UserError` if a client's representation is smaller than d1, as the coarse one is cut from it."""
         least = min(range(len(clients)), key=lambda client: clients[client].dim)
         if self.d1 > clients[least].dim:
             raise UserError(
@@ -71,11 +71,11 @@ class FedMRL(WeightSharing):
             )
 
     def build(self, local: Split, task: Task) -> ClientNet:
-        """Local, small, and a projector of the client's own shape."""
+        """Local, small, and a projector to the client's dimension."""
         return ClientNet({"local": local, **self.new_shared(task), "projector": self._new_projector(local.dim)})
 
     def new_shared(self, common: Common) -> dict[str, nn.Module]:
-        """The small model with a representation of d1 numbers; without its header where no one reads that."""
+        """The small model with representation dimension d1, without its header if no mode uses it."""
         small = common.small_model(self.d1)
         if not self._small_has_header:
             small.header = nn.Identity()
@@ -87,20 +87,20 @@ class FedMRL(WeightSharing):
         return nn.Sequential(nn.Linear(self.d1 + d2, d2), nn.ReLU(), nn.Linear(d2, d2))
 
     def phases(self, training: Training, earlier: int) -> tuple[Phase, ...]:
-        """One phase; each part has its own learning rate if it was given one."""
+        """One phase, in which parts may have their own learning rates."""
         phase = training.phase(self.loss, self.parts)
         own = {"local": self.lr_local, "small": self.lr_small, "projector": self.lr_projector}
         rates = {part: own[part] or rate for part, rate in phase.lr.items()}
         return (replace(phase, lr=rates),)
 
     def fuse(self, net: ClientNet, x: Tensor) -> Tensor:
-        """The projected splice of the generalised and the personalised representation, of local's dimension."""
+        """Projects the concatenated generalised and personalised representations to local's dimension."""
         spliced = torch.cat([net.small.extractor(x), net.local.extractor(x)], dim=-1)
         fused_BD: Tensor = net.projector(spliced)
         return fused_BD
 
     def coarse_logits(self, net: ClientNet, fused_BD: Tensor) -> Tensor:
-        """What the fused representation's first d1 numbers say."""
+        """The logits from the first d1 numbers of the fused representation."""
         coarse_BD = fused_BD[..., : self.d1]
         if self.header == "shared":
             return F.linear(coarse_BD, net.local.header.weight[:, : self.d1], net.local.header.bias)
@@ -116,7 +116,7 @@ class FedMRL(WeightSharing):
         return self.m_small * batch.mean(cross_entropy(self.coarse_logits(net, fused_BD), batch.y_B)) + fine
 
     def predict(self, net: ClientNet, x: Tensor, mode: str) -> Tensor:
-        """By one of the paper's four inference models."""
+        """Predicts by one of the paper's four inference models."""
         logits_BC: Tensor
         if mode == "mix-small":
             logits_BC = self.coarse_logits(net, self.fuse(net, x))

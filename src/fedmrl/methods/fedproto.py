@@ -1,4 +1,4 @@
-"""FedProto (Tan et al., 2022): clients exchange the mean representation of each class, nothing else."""
+"""FedProto (Tan et al., 2022): clients exchange only the mean representation of each class."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ from fedmrl.training import Phase, Sums, Training
 
 
 class FedProto(Method):
-    """A client's representations of a class are pulled to the class's global prototype."""
+    """A client's representations of a class are pulled towards the class's global prototype."""
 
     name: ClassVar[str] = "fedproto"
     title: ClassVar[str] = "FedProto"
@@ -31,7 +31,7 @@ class FedProto(Method):
         "sample", description="mean square over samples (authors' code), or L2 of each class's batch mean (paper)"
     )
     weighting: Literal["samples", "uniform"] = Field(
-        "samples", description="prototypes weigh by the samples behind them, or all alike"
+        "samples", description="weights of prototypes: by their samples, or uniform"
     )
     keep: Literal["latest", "round"] = Field(
         "latest", description="the server averages each client's latest upload, or the last round's only"
@@ -43,7 +43,7 @@ class FedProto(Method):
         return ("header", "prototype")
 
     def check(self, clients: Sequence[Split], labels: Sequence[str]) -> None:
-        """All representations must have the same dimension."""
+        """Raises `UserError` unless all representations have the same dimension."""
         for client, model in enumerate(clients):
             if model.dim != clients[0].dim:
                 raise UserError(
@@ -52,7 +52,7 @@ class FedProto(Method):
                 )
 
     def build(self, local: Split, task: Task) -> ClientNet:
-        """Local, the prototypes last received, and which classes the client has."""
+        """Local, with the last received prototypes and a mask of the client's classes."""
         kept = {
             "prototypes_CD": torch.zeros(task.classes, local.dim),
             "known_C": torch.zeros(task.classes, dtype=torch.bool),
@@ -61,11 +61,11 @@ class FedProto(Method):
         return ClientNet({"local": local}, kept)
 
     def receive(self, net: ClientNet, content: Mapping[str, Tensor]) -> None:
-        """The new prototypes replace the old."""
+        """Replaces the prototypes."""
         write_rows(net.prototypes_CD, net.known_C, content, "prototypes")
 
     def phases(self, training: Training, earlier: int) -> tuple[Phase, ...]:
-        """One phase; its last epoch gives the prototypes."""
+        """One phase, whose last epoch yields the prototypes."""
         return (replace(training.phase(self.loss, self.parts), sums_of="last epoch"),)
 
     def loss(self, net: ClientNet, batch: Batch) -> tuple[Tensor, Sums]:
@@ -86,34 +86,34 @@ class FedProto(Method):
         count_C = labels_BC.sum(dim=0)
         mean_CD = labels_BC.T @ rep_BD / count_C.clamp(min=1)[:, None]
         square_C = (mean_CD - net.prototypes_CD).square().sum(dim=-1)
-        # A square root has no gradient at 0: where there is nothing to measure it is taken of 1 instead.
+        # A square root has no gradient at 0, so classes without a distance take it of 1, then multiply by 0.
         measured_C: Tensor = net.known_C & (count_C > 0) & (square_C > 0)
         return (torch.where(measured_C, square_C, 1.0).sqrt() * measured_C).sum()
 
     def upload(self, net: ClientNet, sums: Sums, round_: Round) -> Tensors:
-        """For each class it has, the mean representation over the last epoch; how many samples, if that is wanted."""
+        """The last epoch's mean representation for each class that the client has, with counts if weighted by samples."""
         classes = sums["counts"].nonzero().squeeze(1)
         counts = sums["counts"][classes]
         content = {"classes": classes, "prototypes": sums["prototypes"][classes] / counts[:, None]}
         return content | ({"counts": counts} if self.weighting == "samples" else {})
 
     def aggregate(self, server: Tensors, uploads: Sequence[Upload], round_: Round, rule: Aggregation = MEAN) -> Tensors:
-        """Each client's latest upload is kept, in the order of clients."""
+        """Keeps each client's latest upload, in the order of clients."""
         return keep_uploads({} if self.keep == "round" else server, uploads, "prototypes")
 
     def answer(self, server: Tensors, client: int, since: int | None) -> Tensors:
-        """The global prototypes: for each class the mean over the clients that have it, the same for all."""
+        """The global prototypes, the mean over the clients that have a class, the same for all clients."""
         if not server:
             return {}
         dtype = next(tensor.dtype for name, tensor in server.items() if name.endswith("/prototypes"))
         return means(server["sum"], server["weight"], "prototypes", dtype)
 
     def predict(self, net: ClientNet, x: Tensor, mode: str) -> Tensor:
-        """By the header, or by the nearest global prototype among the classes that the client has."""
+        """Predicts by the header, or by the nearest global prototype of the client's classes."""
         rep_BD = net.local.extractor(x)
         if mode == "header":
             logits_BC: Tensor = net.local.header(rep_BD)
             return logits_BC
-        # |r - p|² without |r|², which is the same for all classes: no array of batch × classes × dimensions.
+        # |r - p|² without |r|², which is equal for all classes: this needs no array of batch × classes × dimensions.
         distance_BC = net.prototypes_CD.square().sum(dim=-1) - 2 * rep_BD @ net.prototypes_CD.T
         return torch.where(net.known_C & net.held_C, -distance_BC, -torch.inf)

@@ -10,7 +10,7 @@ from fedmrl.models import Split
 
 
 class FML(WeightSharing):
-    """Deep mutual learning between the client's own model and a small one, which alone is averaged."""
+    """Deep mutual learning between the client's own model and a small one, of which only the small one is averaged."""
 
     name: ClassVar[str] = "fml"
     title: ClassVar[str] = "FML"
@@ -20,15 +20,15 @@ class FML(WeightSharing):
     records_every_mode: ClassVar[bool] = True
 
     alpha: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.5, description="weight of the labels for local; the rest goes to what small says"
+        0.5, description="weight of the labels in local's loss; the rest is for small's outputs"
     )
     beta: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.5, description="weight of the labels for small; the rest goes to what local says"
+        0.5, description="weight of the labels in small's loss; the rest is for local's outputs"
     )
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """The client serves its own model; the small one is recorded beside it."""
+        """The client's own model predicts; the small one is recorded, too."""
         return ("local", "small")
 
     def build(self, local: Split, task: Task) -> ClientNet:

@@ -1,4 +1,4 @@
-"""Standalone: no federation, the line every method has to beat."""
+"""Standalone: the baseline without federation."""
 
 from typing import ClassVar
 

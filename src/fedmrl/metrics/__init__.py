@@ -1,1 +1,1 @@
-"""What is measured of a run, from what really happened in it."""
+"""Metrics of a run, counted from its actual training."""

@@ -1,4 +1,4 @@
-"""Floating-point operations of local training, by torch's own counter on one client."""
+"""FLOPs of local training, by torch's counter on one client."""
 
 from dataclasses import replace
 
@@ -11,20 +11,20 @@ from fedmrl.methods import Batch
 from fedmrl.models import ModelSpec
 from fedmrl.randomness import torch_seeded
 
-_COUNTED_ON = 2  # samples; one would be too few for layers that normalise over the batch
+_COUNTED_ON = 2  # samples, as batch normalisation needs two
 
 
 class FlopCounter:
-    """FLOPs of a client's local training in a round. Clients of one kind of model cost the same for each sample."""
+    """Counts the FLOPs of clients' local training; clients with the same kind of model have the same cost per sample."""
 
     def __init__(self, setting: Setting) -> None:
-        # On the host: it would keep a GPU from its work, and counts shapes, which are the same everywhere.
+        # On the host, to keep the GPU free: FLOPs depend only on shapes.
         self.setting = replace(setting, device=torch.device("cpu"))
         self._per_sample: dict[tuple[ModelSpec, bool], list[float]] = {}
         self._per_round: dict[tuple[int, bool], int] = {}
 
     def of_round(self, client: int, earlier: int) -> int:
-        """Forward and backward passes over all samples that the client trains on, having taken part `earlier` times."""
+        """FLOPs of a client's round, forward and backward over all its samples, after `earlier` earlier rounds."""
         key = (client, earlier > 0)
         if key not in self._per_round:
             self._per_round[key] = self._of_round(client, earlier)
@@ -38,7 +38,7 @@ class FlopCounter:
         return round(sum(spent))
 
     def of_sample(self, client: int, earlier: int) -> list[float]:
-        """For each phase, FLOPs of one sample in one training step."""
+        """FLOPs of one sample in a training step, for each phase."""
         key = (self.setting.members[client].model, earlier > 0)
         if key not in self._per_sample:
             net, models = self.setting.fresh_net(client), [self.setting.members[client].model]

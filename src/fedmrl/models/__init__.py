@@ -1,4 +1,4 @@
-"""Models: anything that splits into a feature extractor and a prediction header."""
+"""Models that split into a feature extractor and a prediction header."""
 
 from fedmrl.models.cnn import CNN, CNNS
 from fedmrl.models.mlp import MLP
@@ -6,7 +6,7 @@ from fedmrl.models.split import Model, ModelSpec, OwnModel, SharedSpec, Split, s
 from fedmrl.registry import Registry
 
 MODELS: Registry[Model | type[Model]] = Registry("model", "fedmrl.models")
-"""Models as they are, and kinds of model whose fields a recipe may set."""
+"""Models with fixed fields, and model classes whose fields a recipe sets."""
 for _name, _cnn in CNNS.items():
     MODELS.add(_name, _cnn, module=__name__)
 for _kind in (CNN, MLP):
@@ -14,7 +14,7 @@ for _kind in (CNN, MLP):
 
 
 def is_own(spec: ModelSpec) -> bool:
-    """Whether a model is of the user's own code, which may do anything."""
+    """Whether a model is the user's own code."""
     return type(spec) not in (CNN, MLP)  # one that is derived from them may do anything, too
 
 

@@ -1,4 +1,4 @@
-"""The paper's five convolutional networks, and others of their family."""
+"""The paper's five convolutional networks, and variants with other widths."""
 
 from collections import OrderedDict
 from typing import Annotated, ClassVar
@@ -13,8 +13,8 @@ Width = Annotated[int, Field(ge=1, le=100_000)]
 
 
 class CNN(Model):
-    """Widths of one network: two 5×5 convolutions without padding, each with 2×2 pooling and ReLU, then two
-    fully connected layers; the second gives the representation, after its ReLU.
+    """Two 5×5 convolutions without padding, each with 2×2 max pooling and ReLU, then two fully connected layers with ReLU,
+    the second of which outputs the representation; the fields are their widths.
     """
 
     name: ClassVar[str] = "cnn"
@@ -26,7 +26,7 @@ class CNN(Model):
 
     @property
     def label(self) -> str:
-        """Its name in tables.
+        """The name in tables.
 
         >>> CNN(fc1=2000).label, CNN(conv2=8, fc1=60, fc2=20).label
         ('CNN-1', 'CNN(16-8-60-20)')
@@ -35,15 +35,15 @@ class CNN(Model):
         return names.get(self, f"CNN({self.conv1}-{self.conv2}-{self.fc1}-{self.fc2})")
 
     def build(self, shape: tuple[int, ...], classes: int) -> Split:
-        """A new network for images of this shape, its weights drawn from torch's current state."""
+        """Builds a network for images of this shape, with weights from torch's current random state."""
         if len(shape) != 3 or min(shape[1:]) < 16:
             raise UserError(
                 f"{self.label} takes images of at least 16×16 pixels as channels × height × width; the data has shape "
-                f"{'×'.join(map(str, shape))}; for any shape there are models like {{hidden = [64, 32]}}"
+                f"{'×'.join(map(str, shape))}; models such as {{hidden = [64, 32]}} take any shape"
             )
         channels, height, width = shape
         flat = self.conv2 * _after_convolutions(height) * _after_convolutions(width)
-        # Pooling before ReLU gives the same to the last bit, gradients too, and leaves ReLU a quarter of the numbers.
+        # Pooling before ReLU has bit-identical results and gradients, and leaves ReLU a quarter of the numbers.
         layers = OrderedDict(
             conv1=nn.Conv2d(channels, self.conv1, 5),
             pool1=nn.MaxPool2d(2),
@@ -60,7 +60,7 @@ class CNN(Model):
         return Split(nn.Sequential(layers), nn.Linear(self.fc2, classes), self.fc2)
 
     def parameters(self, shape: tuple[int, ...], classes: int) -> int:
-        """How many numbers it learns.
+        """The number of trainable parameters.
 
         >>> CNNS["cnn-5"].parameters((3, 32, 32), classes=10)
         670058

@@ -13,16 +13,16 @@ from fedmrl.models.split import Model, Split
 
 
 class MLP(Model):
-    """Widths of one network: linear layers, each with ReLU; the last of them gives the representation, after its ReLU."""
+    """Linear layers of the given widths, each with ReLU; the last one outputs the representation."""
 
     name: ClassVar[str] = "mlp"
 
-    # A tuple, because models are keys of dicts; strict, because `true` is no width.
+    # A tuple, so that models are hashable; strict, so that `true` is not a width.
     hidden: Annotated[tuple[Annotated[Width, Strict()], ...], Field(min_length=1)]
 
     @property
     def label(self) -> str:
-        """Its name in tables.
+        """The name in tables.
 
         >>> MLP(hidden=(64, 32)).label
         'MLP(64-32)'
@@ -30,7 +30,7 @@ class MLP(Model):
         return f"MLP({'-'.join(map(str, self.hidden))})"
 
     def build(self, shape: tuple[int, ...], classes: int) -> Split:
-        """A new network for samples of this shape, its weights drawn from torch's current state."""
+        """Builds a network for samples of this shape, with weights from torch's current random state."""
         layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
         for number, (before, width) in enumerate(pairwise([math.prod(shape), *self.hidden]), start=1):
             layers[f"fc{number}"] = nn.Linear(before, width)
@@ -38,7 +38,7 @@ class MLP(Model):
         return Split(nn.Sequential(layers), nn.Linear(self.hidden[-1], classes), self.hidden[-1])
 
     def parameters(self, shape: tuple[int, ...], classes: int) -> int:
-        """How many numbers it learns.
+        """The number of trainable parameters.
 
         >>> MLP(hidden=(3,)).parameters((4,), classes=2)
         23

@@ -1,14 +1,14 @@
-"""The model that all clients share beside models of their own, where the recipe names none."""
+"""The default shared model for clients with custom models."""
 
 from fedmrl.models.cnn import CNN, CNNS
 from fedmrl.models.mlp import MLP
 
-_SMALLEST_IMAGE = 16  # pixels a side, below which a CNN's convolutions leave nothing
+_SMALLEST_IMAGE = 16  # pixels a side; a CNN's convolutions reduce smaller images to nothing
 _NARROW = MLP(hidden=(64,))
 
 
 def shared_beside(parameters: int, shape: tuple[int, ...], classes: int) -> CNN | MLP:
-    """CNN-5 for images of at least 16×16, else an MLP of 64 units, its widths halved until it has at most so many parameters.
+    """CNN-5 for images of at least 16×16, else an MLP of 64 units, with widths halved down to at most `parameters`.
 
     >>> shared_beside(1_000_000, (3, 32, 32), classes=10).label, shared_beside(50_000, (3, 32, 32), classes=10).label
     ('CNN-5', 'CNN(4-8-125-125)')

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedmrl.errors import CODE_FAILS, UserError, cause
-from fedmrl.memory import free_bytes, said
+from fedmrl.memory import free_bytes
 from fedmrl.table import Named
 
 
@@ -26,8 +26,8 @@ class Split(nn.Module):
     torch.Size([5, 2])
     """
 
-    # The representation's dimension as a tensor, which an engine may replace by each client's own when it pads
-    # representations to a common width: what divides by it stays right.
+    # The representation's dimension as a tensor: an engine that pads representations to a common width replaces it by each
+    # client's own, so that dividing by it stays correct.
     width: Tensor
 
     def __init__(self, extractor: nn.Module, header: nn.Module, dim: int) -> None:
@@ -44,29 +44,29 @@ class Split(nn.Module):
 
 
 def split(model: nn.Module, last: str, example: Tensor) -> Split:
-    """Cut any module into extractor and header at its last layer, named as in `named_modules()`.
+    """Splits a module into extractor and header at its last layer, named as in `named_modules()`.
 
-    `example` is a batch of inputs: with it the cut is tried out, so that a layer that is not the last is refused.
+    Raises `UserError` unless the split model computes the same as the whole one on `example`, a batch of inputs.
 
     >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     >>> split(model, "2", torch.zeros(2, 4)).dim
     3
     """
     if not isinstance(model, nn.Module) or not isinstance(example, Tensor):
-        raise UserError(f"split needs an nn.Module and a batch of inputs; it was given {_kind(model)} and {_kind(example)}")
+        raise UserError(f"split needs an nn.Module and a batch of inputs; it got {_kind(model)} and {_kind(example)}")
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             where = f"its layer {name!r}" if name else "it"
             raise UserError(
                 f"{type(model).__name__} cannot be split: {where} is compiled by torch.jit, and cannot be copied for each "
-                "client; leave it as the plain nn.Module that it was made from"
+                "client; use the original nn.Module"
             )
     names = [name for name, _ in model.named_modules() if name]
     if last not in names:
         near = difflib.get_close_matches(str(last), names, n=1) or names[-1:]
         hint = f"; did you mean {near[0]!r}?" if near else "; it has no layers at all"
         raise UserError(f"{type(model).__name__} has no layer {last!r}{hint}")
-    if any(is_lazy(parameter) for parameter in model.parameters()):  # it gets its shape, and numbers, from the first input
+    if any(is_lazy(parameter) for parameter in model.parameters()):  # the first input initialises them
         _run(model, example)
     try:
         extractor = copy.deepcopy(model)
@@ -87,24 +87,24 @@ def split(model: nn.Module, last: str, example: Tensor) -> Split:
 
 
 def _checked(model: nn.Module, cut: Split, last: str, example: Tensor) -> Split:
-    """The cut model, once it has shown that it computes what the whole one does."""
+    """Returns the split model after checking that it computes the same as the whole one."""
     name, training = type(model).__name__, model.training
     whole = _run(model, example)
     cut.eval()
     try:
         with torch.no_grad():
-            without = f"{name} cannot be split at {last!r}: without that layer it does not run"
-            representation = _tried(cut.extractor, example, without)
+            sentence = f"{name} cannot be split at {last!r}: without that layer it does not run"
+            representation = _tried(cut.extractor, example, sentence)
             if representation.shape != (len(example), cut.dim):
                 raise UserError(
-                    f"{name} cannot be split at {last!r}: what comes before it has shape "
+                    f"{name} cannot be split at {last!r}: its input has shape "
                     f"{list(representation.shape[1:])} a sample, expected [{cut.dim}]; name the model's last layer"
                 )
-            output = _tried(cut.header, representation, without)
-            alike = output.shape == whole.shape and output.dtype == whole.dtype
-            if not alike or not torch.allclose(output, whole, rtol=1e-4, atol=1e-5):
+            output = _tried(cut.header, representation, sentence)
+            comparable = output.shape == whole.shape and output.dtype == whole.dtype
+            if not comparable or not torch.allclose(output, whole, rtol=1e-4, atol=1e-5):
                 raise UserError(
-                    f"{name} cannot be split at {last!r}: other layers come after it or beside it; "
+                    f"{name} cannot be split at {last!r}: other layers come after it or run in parallel; "
                     "name the layer that computes the model's output"
                 )
     finally:
@@ -113,7 +113,7 @@ def _checked(model: nn.Module, cut: Split, last: str, example: Tensor) -> Split:
 
 
 def _run(model: nn.Module, example: Tensor) -> Tensor:
-    """The model's output as it predicts; nothing of it is changed."""
+    """The model's output in eval mode; restores its training mode."""
     training = model.training
     model.eval()
     try:
@@ -124,22 +124,22 @@ def _run(model: nn.Module, example: Tensor) -> Tensor:
 
 
 def _tried(module: nn.Module, example: Tensor, sentence: str) -> Tensor:
-    """The module's output; whatever its author's code raises becomes a sentence."""
+    """The module's output; an exception in it becomes a `UserError` that starts with `sentence`."""
     try:
         output = module(example)
         if not isinstance(output, Tensor):
-            raise TypeError(f"it gives a {type(output).__name__}, not a tensor")
+            raise TypeError(f"it returns a {type(output).__name__}, not a tensor")
         if output.layout is not torch.strided:
-            raise TypeError(f"it gives a tensor of layout {str(output.layout).removeprefix('torch.')}, not a dense one")
+            raise TypeError(f"it returns a tensor of layout {str(output.layout).removeprefix('torch.')}, not a dense one")
     except CODE_FAILS as error:
         raise UserError(f"{sentence} ({cause(error)})") from error
     return output
 
 
 class _WithinMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Inside, a tensor that does not fit into memory is refused before it is made.
+    """A context that raises `UserError` before a tensor is created that does not fit into memory.
 
-    Linux hands out more memory than there is, and ends the process, without a word, when it is written to.
+    Linux overcommits memory, and kills the process silently when it is written to.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -148,9 +148,10 @@ class _WithinMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if sizes and all(isinstance(size, int) for size in sizes):
             needed = math.prod(sizes) * (given.get("dtype") or torch.get_default_dtype()).itemsize
             place = torch.device(given.get("device") or "cpu")
-            # To ask what is free reads files, and is not worth it for what fits everywhere.
+            # Finding the free memory reads files, which is not worth it for small tensors.
             if place.type == "cpu" and needed > _ALWAYS_FITS and needed > (free := free_bytes(place)):
-                raise UserError(f"it needs {said(needed)} of memory for one tensor, and {said(free)} are free; make it smaller")
+                shortage = f"{format_bytes(needed)} of memory for one tensor, and {format_bytes(free)} are free"
+                raise UserError(f"it needs {shortage}; make it smaller")
         return func(*args, **given)
 
 
@@ -158,13 +159,13 @@ _ALWAYS_FITS = 64 * 1024**2  # bytes
 
 
 def _check_room(made: nn.Module) -> None:
-    """Refuse a model that leaves no room for what training it takes beside it: its gradients and its new state."""
+    """Raises `UserError` for a model that leaves no memory for its gradients and its new state in training."""
     tensors = [tensor for tensor in (*made.parameters(), *made.buffers()) if not is_lazy(tensor)]
     held = sum(tensor.numel() * tensor.itemsize for tensor in tensors)
     if held > _ALWAYS_FITS and 2 * held > (free := free_bytes(torch.device("cpu"))):
         raise UserError(
-            f"it has {said(held)} of weights, and to train it takes {said(2 * held)} beside them, where {said(free)} are free; "
-            "make it smaller"
+            f"it has {format_bytes(held)} of weights, and training takes another {format_bytes(2 * held)}, where "
+            f"{format_bytes(free)} are free; make it smaller"
         )
 
 
@@ -174,24 +175,24 @@ def _kind(value: object) -> str:
 
 @runtime_checkable
 class ModelSpec(Protocol):
-    """A kind of local model: what it is called, and how a client makes one."""
+    """A kind of local model: its label, and how to build it."""
 
     @property
     def label(self) -> str:
-        """Its name in tables."""
+        """The name in tables."""
 
     def build(self, shape: tuple[int, ...], classes: int) -> Split:
-        """A new model, its weights drawn from torch's current state."""
+        """Builds a model with weights from torch's current random state."""
 
 
 class SharedSpec(ModelSpec, Protocol):
-    """A kind of model that all clients can share: its size is known, and its representation may have any dimension."""
+    """A kind of model that clients can share: of known size, and with any representation dimension."""
 
     def parameters(self, shape: tuple[int, ...], classes: int) -> int:
-        """How many numbers it learns."""
+        """The number of trainable parameters."""
 
     def with_dim(self, dim: int) -> "SharedSpec":
-        """The same kind with another representation dimension."""
+        """This kind with another representation dimension."""
 
 
 class Model(Named, ABC):
@@ -199,30 +200,30 @@ class Model(Named, ABC):
 
     @property
     def label(self) -> str:
-        """Its name in tables, with the fields that are not as they come."""
+        """The name in tables, with the fields that differ from their defaults."""
         changed = ", ".join(f"{field} = {value}" for field, value in self.model_dump(exclude_defaults=True).items())
         return f"{self.name} ({changed})" if changed else self.name
 
     @abstractmethod
     def build(self, shape: tuple[int, ...], classes: int) -> Split:
-        """A new model for samples of this shape, its weights drawn from torch's current state."""
+        """Builds a model for samples of this shape, with weights from torch's current random state."""
 
     def parameters(self, shape: tuple[int, ...], classes: int) -> int:
-        """How many numbers it learns."""
+        """The number of trainable parameters."""
         with torch.device("meta"):
             return sum(p.numel() for p in self.build(shape, classes).parameters())
 
     def with_dim(self, dim: int) -> "Model":
-        """The same kind with another representation dimension, as a model that clients share must have for some methods."""
+        """This kind with another representation dimension, which some methods need of a shared model."""
         raise UserError(
             f"the model {self.name!r} has no with_dim, so it cannot get the representation dimension {dim} that the method "
-            "wants of a shared model; give it one, or name another as models.small"
+            "needs of a shared model; define it, or name another as models.small"
         )
 
 
 @dataclass(frozen=True)
 class OwnModel:
-    """A model of one's own: any `nn.Module` that `make` returns, cut at its last layer.
+    """A custom model: any `nn.Module` that `make` returns, split at its layer `last`.
 
     >>> spec = OwnModel("mlp", lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 3), nn.ReLU(), nn.Linear(3, 2)), "3")
     >>> spec.build((3, 2, 2), classes=2).dim
@@ -240,10 +241,10 @@ class OwnModel:
                 "lambda: Net()"
             )
         if not isinstance(self.label, str) or not isinstance(self.last, str):
-            raise UserError(f"OwnModel {self.label!r}: its label and the name of its last layer must be texts")
+            raise UserError(f"OwnModel {self.label!r}: label and last must be strings")
 
     def build(self, shape: tuple[int, ...], classes: int) -> Split:
-        """A new model, its weights drawn from torch's current state."""
+        """Builds a model with weights from torch's current random state."""
         example = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
         try:
             with _WithinMemory():  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""What runs come to: one shape, which is returned, written and read back."""
+"""Results of runs, as types that are returned, written and read back."""
 
 from fedmrl.results.accuracy import WHOSE, Accuracy, ByMode, ByView, LastAndBest, Means, RoundAccuracy, Scores, View, Whose
 from fedmrl.results.costs import Target, cost_to_target

@@ -1,4 +1,4 @@
-"""Accuracy, by whose it is, by view (a client's own copy, or what the server has) and by mode (how the client predicts)."""
+"""Accuracy by clients (all or participants), view (own or aggregated shared part) and mode (how a client predicts)."""
 
 from collections.abc import ItemsView, Iterator
 from typing import Generic, Literal, TypeVar
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class ByMode(RootModel[dict[str, T]], Generic[T]):
-    """A value for each mode, the mode that counts first.
+    """A value for each mode, the headline mode first.
 
     >>> ByMode[float]({"mix-large": 0.9, "mix-small": 0.8})["mix-small"]
     0.8
@@ -40,7 +40,7 @@ class ByMode(RootModel[dict[str, T]], Generic[T]):
 
     @property
     def first(self) -> T:
-        """The value of the mode that counts."""
+        """The value of the headline mode."""
         return next(iter(self.root.values()))
 
 
@@ -48,7 +48,7 @@ M = TypeVar("M", bound=ByMode[float] | ByMode["LastAndBest"])
 
 
 class ByView(Part, Generic[M]):
-    """With the copy of the shared part that each client trained last, and with the one that the server has."""
+    """Values with each client's own last copy of the shared part, and with the server's aggregated one."""
 
     own: M
     aggregated: M | None = None
@@ -60,17 +60,17 @@ class ByView(Part, Generic[M]):
         return found
 
     def get(self, view: str) -> M | None:
-        """What there is of a view."""
+        """The values of a view, or None."""
         return dict(self.items()).get(view)
 
     def items(self) -> list[tuple[str, M]]:
-        """The views there are."""
+        """Each view with its values."""
         both = ("own", self.own), ("aggregated", self.aggregated)
         return [(view, by_mode) for view, by_mode in both if by_mode is not None]
 
 
 class LastAndBest(Part):
-    """Accuracy at the last round and at the best."""
+    """Accuracy at the last round and at the best round."""
 
     last: float
     best: float
@@ -78,7 +78,7 @@ class LastAndBest(Part):
 
 
 class Scores(ByMode[LastAndBest]):
-    """Accuracy by mode; `last`, `best` and `best_round` are those of the mode that counts.
+    """Accuracy by mode; `last`, `best` and `best_round` are those of the headline mode.
 
     >>> scores = Scores.model_validate({"local": {"last": 0.8, "best": 0.9, "best_round": 2}})
     >>> scores.last, scores["local"].best
@@ -87,17 +87,17 @@ class Scores(ByMode[LastAndBest]):
 
     @property
     def last(self) -> float:
-        """At the last round."""
+        """Accuracy at the last round."""
         return self.first.last
 
     @property
     def best(self) -> float:
-        """At the best round."""
+        """Accuracy at the best round."""
         return self.first.best
 
     @property
     def best_round(self) -> int:
-        """Which round was best."""
+        """The best round."""
         return self.first.best_round
 
 
@@ -118,7 +118,7 @@ class RoundAccuracy(Part):
     """A round's accuracy, mean over clients, as far as it was measured."""
 
     participants: Means | None = None
-    """None where nobody replied."""
+    """None if no client replied."""
     all: Means | None = None
 
     def __getitem__(self, whose: Whose) -> Means | None:

@@ -1,4 +1,4 @@
-"""What it costs to reach an accuracy."""
+"""The cost of reaching a target accuracy."""
 
 from collections.abc import Sequence
 from typing import Any, Self
@@ -11,10 +11,10 @@ from fedmrl.schema import Part
 
 
 class Target(Part):
-    """What it took to reach an accuracy, in a round that was measured; nothing of it where it was not reached.
+    """The cost of reaching a target accuracy in an evaluated round; None if it was not reached.
 
-    `parameters` and `flops` are what was really spent, as a mean over all clients. The paper's product (what one participant
-    spends in a round, times rounds) stands beside them: it counts each client in every round.
+    `parameters` and `flops` are the actual cost, averaged over all clients. `paper_parameters` and `paper_flops` are the
+    paper's product (one participant's cost in a round, times rounds), which counts each client in every round.
     """
 
     target: float
@@ -29,23 +29,23 @@ class Target(Part):
     paper_flops: float | None = None
 
     @model_validator(mode="after")
-    def _says_what_it_took(self) -> Self:
+    def _has_costs(self) -> Self:
         if self.reached and None in (self.rounds, self.parameters, self.flops, self.paper_parameters, self.paper_flops):
-            raise ValueError("it was reached, and it does not say what that took")
+            raise ValueError("the target was reached, but its costs are missing")
         return self
 
 
 def cost_to_target(records: Sequence[Record], clients: int, target: float, whose: Whose, view: str, mode: str) -> Target:
     """Rounds, parameters and FLOPs until an accuracy was reached."""
-    asked: dict[str, Any] = {"target": target, "accuracy_of": whose, "view": view, "mode": mode}
+    key: dict[str, Any] = {"target": target, "accuracy_of": whose, "view": view, "mode": mode}
     reached = next((r for r, accuracy in curve(records, whose, view, mode) if accuracy >= target), None)
     if reached is None:
-        return Target(**asked, reached=False)
+        return Target(**key, reached=False)
     until = records[:reached]
     turns = max(1, sum(len(record.participants) for record in until))
     parameters = sum(record.up.parameters + record.down.parameters for record in until)
     flops = sum(record.flops for record in until)
     return Target(
-        **asked, reached=True, rounds=reached, parameters=parameters / clients, flops=flops / clients,
+        **key, reached=True, rounds=reached, parameters=parameters / clients, flops=flops / clients,
         paper_parameters=parameters / turns * reached, paper_flops=flops / turns * reached,
     )  # fmt: skip

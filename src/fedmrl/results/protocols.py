@@ -1,4 +1,4 @@
-"""Whose accuracy counts: three protocols, the headline first, and the same rule for every method."""
+"""Evaluation protocols: which accuracy counts, for every method alike; the headline's comes first."""
 
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
@@ -13,7 +13,7 @@ SHORT: Mapping[Protocol, str] = {"fair": "fair", "own": "own copies", "paper": "
 
 
 class Counted(NamedTuple):
-    """Where in a run's accuracies the number of a protocol stands."""
+    """The place of a protocol's number in a run's accuracies."""
 
     whose: Literal["all", "participants"]
     view: str
@@ -21,7 +21,7 @@ class Counted(NamedTuple):
 
 
 def counted(protocol: Protocol, view: str) -> Counted:
-    """What a protocol counts, given the view that a method's headline takes (`aggregated`, or `own` if it hears no server).
+    """The accuracy that a protocol counts; `view` is the method's headline view.
 
     >>> counted("fair", "aggregated")
     Counted(whose='all', view='aggregated', which='last')

@@ -1,4 +1,4 @@
-"""A round's record, as a line of `rounds.jsonl`; what a run's curves and costs are made from."""
+"""The record of a round, a line of `rounds.jsonl`, from which curves and costs are computed."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from fedmrl.schema import Part, checked, parsed, read_text
 
 
 class Sent(Part):
-    """What all clients together sent, or were sent."""
+    """Traffic of all clients in one direction."""
 
     parameters: int
     bytes: int
@@ -23,36 +23,36 @@ class Record(Part):
     round: int
     """Counted from 1."""
     asked: list[int] | None = None
-    """Whom the server asked; runs of version 0.1 do not say."""
+    """The clients that the server asked; None in runs of version 0.1."""
     participants: list[int]
-    """Who replied."""
+    """The clients that replied."""
     loss: float | None
-    """Mean over the participants; None where nobody replied."""
+    """The mean over the participants; None if no client replied."""
     accuracy: RoundAccuracy
     up: Sent
     down: Sent
     flops: int
     seconds: dict[str, float] = Field(default_factory=dict)
-    """What the round took, by stage."""
+    """The round's time by stage."""
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
         if (self.loss is None) is bool(self.participants):
-            raise ValueError("participants and loss do not go together")
+            raise ValueError("participants and loss do not match")
         return self
 
     def plain(self) -> dict[str, Any]:
-        """As it is written."""
+        """Plain data, as written to `rounds.jsonl`."""
         return self.model_dump(mode="json", exclude_none=True) | {"loss": self.loss}
 
 
 def read_records(path: Path) -> list[Record]:
-    """A record for each line of a log."""
+    """Reads the records of a log, one per line."""
     return [checked(path, Record, parsed(path, line)) for line in read_text(path).splitlines()]
 
 
 def curve(records: Sequence[Record], whose: Whose, view: str, mode: str) -> Iterator[tuple[int, float]]:
-    """Round and accuracy wherever this kind of accuracy was measured."""
+    """Round and accuracy, for each round that measured this accuracy."""
     for record in records:
         if (means := record.accuracy[whose]) is not None:
             yield record.round, means[view][mode]

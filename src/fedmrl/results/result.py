@@ -1,4 +1,4 @@
-"""What a run came to: what `run` returns, `summary.json` holds, and pages and tables are made from."""
+"""The result of a run: returned by `run`, stored in `summary.json`, and shown in pages and tables."""
 
 import json
 import tomllib
@@ -23,34 +23,34 @@ if TYPE_CHECKING:
 
 
 class ClientResult(Part):
-    """One client at the end: what it is, what it has, and how well it does, also by view and mode (`own_mix-large`)."""
+    """One client at the end: its model, data and accuracy, also by view and mode (`own_mix-large`)."""
 
     model_config = ConfigDict(extra="allow")
 
     client: int
     model: str
     classes: str
-    """The labels that it has in its training data."""
+    """The class labels in its training data."""
     train_samples: int
     test_samples: int
     rounds: int
-    """In how many it took part."""
+    """The number of rounds in which it took part."""
     accuracy: float
 
     @model_validator(mode="after")
     def _accuracies(self) -> Self:
         for name, value in (self.model_extra or {}).items():
             if not isinstance(value, float | int):
-                raise ValueError(f"{name} is no number")
+                raise ValueError(f"{name} is not a number")
         return self
 
     def accuracy_by(self, view: str, mode: str) -> float:
-        """Its accuracy in a view and mode."""
+        """The client's accuracy in a view and mode."""
         return float((self.model_extra or {}).get(f"{view}_{mode}", self.accuracy))
 
 
 class ClientResults(RootModel[list[ClientResult]]):
-    """All clients at the end, a row for each."""
+    """All clients at the end, one row each."""
 
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
 
@@ -64,7 +64,7 @@ class ClientResults(RootModel[list[ClientResult]]):
         return len(self.root)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Plain data, as `clients.csv` has it."""
+        """The rows as plain data, as in `clients.csv`."""
         return [client.model_dump(mode="json") for client in self.root]
 
     def to_pandas(self) -> "pandas.DataFrame":
@@ -72,48 +72,48 @@ class ClientResults(RootModel[list[ClientResult]]):
         try:
             import pandas
         except ImportError as error:
-            raise UserError("to_pandas needs the package pandas; get it with: pip install pandas") from error
+            raise UserError("to_pandas needs the package pandas; install it with: pip install pandas") from error
         return pandas.DataFrame(self.rows())
 
 
 class Communication(Part):
-    """What all clients together sent and were sent."""
+    """Total traffic of all clients, up and down."""
 
     up: Sent
     down: Sent
 
 
 class _Outcome(Part):
-    """What a run says of itself, however it ended."""
+    """The fields of finished and diverged runs alike."""
 
     method: str
     title: str = ""
-    """The method's name for people; runs of version 0.1 do not say."""
+    """The method's title; empty in runs of version 0.1."""
     colour: Annotated[str, Field(pattern="^#[0-9a-fA-F]{6}$")] | None = None
-    """The method's colour, if it has one of its own."""
+    """The method's colour, if it defines one."""
     seed: int
     rounds: int
     mode: str
-    """How clients predict where nothing else is said."""
+    """The headline's mode of prediction."""
     view: Literal["own", "aggregated"]
-    """Whose copy of the shared part the headline takes."""
+    """The headline's view."""
     engine: str = "not recorded"
     device: str
     versions: dict[str, str]
     together: int = 1
-    """How many seeds were run as one; `seconds` are of all of them."""
+    """The number of seeds that ran together; `seconds` are those of all of them."""
     store: str | None = None
     standardised_by: dict[str, list[float]] | None = None
     class_names: list[str] | None = None
     wall_seconds: float = 0
-    """Of the whole run, without the time that it lay stopped; runs of version 0.1 do not say."""
+    """Time of the whole run without interruptions; 0 in runs of version 0.1."""
     cpu_seconds: float = 0
-    """Of all cores together."""
+    """CPU time of all cores."""
 
     config: str = Field("", exclude=True, repr=False)
-    """The recipe as TOML, as `config.toml` has it."""
+    """The recipe as TOML, as in `config.toml`."""
     folder: Path | None = Field(None, exclude=True)
-    """Where the run lies, if it was written."""
+    """The run's folder, if it was written."""
 
     @property
     def recipe(self) -> Recipe:
@@ -126,18 +126,18 @@ class _Outcome(Part):
         return {key: value for key, value in settings_of(self.config).items() if key not in ("seed", "imports")}
 
     def to_json(self, files: Mapping[str, str] | None = None) -> str:
-        """As `summary.json` has it: the plain data, the SHA-256 of files beside it, by name, and that of all of this."""
+        """The text of `summary.json`: the plain data, the SHA-256 of `files` by name, and the SHA-256 of all of this."""
         plain = self.plain() | ({"files": dict(files)} if files else {})
         return json.dumps({**plain, "sha256": _digest(plain)}, indent=2) + "\n"
 
     def plain(self) -> dict[str, Any]:
-        """Plain data."""
+        """The result as plain data."""
         plain = self.model_dump(mode="json", exclude_none=True)
         return {"status": plain.pop("status"), **plain}
 
 
 class Divergence(Part):
-    """Where a run stopped being finite."""
+    """Where a run became NaN or infinite."""
 
     client: int
     round: int
@@ -146,18 +146,18 @@ class Divergence(Part):
 
 
 class DivergedRun(_Outcome):
-    """A run of which a client's loss or weights became NaN or infinite: it has no result."""
+    """A run that stopped without a result because a client's loss or weights became NaN or infinite."""
 
     status: Literal["diverged"]
     diverged: Divergence
 
     def error(self) -> DivergedError:
-        """The same as an error."""
+        """The divergence as an exception."""
         return DivergedError(self.diverged.client, self.diverged.round, self.diverged.reason)
 
 
 class RunResult(_Outcome):
-    """What a finished run came to.
+    """The result of a finished run.
 
     >>> import fedmrl
     >>> short = {"rounds": 1, "models.local": [{"conv1": 2, "conv2": 2, "fc1": 8, "fc2": 8}], "method.d1": 4}
@@ -168,97 +168,97 @@ class RunResult(_Outcome):
 
     status: Literal["finished"]
     accuracy: Accuracy
-    """Mean over clients: by whose, view and mode, at the last round and the best; `accuracy.all.own.last`."""
+    """The mean over clients, by clients, view and mode, at the last and the best round; `accuracy.all.own.last`."""
     inference: ByView[ByMode[float]]
-    """At the end, over all clients, by view and every mode that the method has."""
+    """The final mean over all clients, by view and every mode of the method."""
     communication: Communication
     flops: int
-    """All clients' training together."""
+    """FLOPs of all clients' training."""
     targets: list[Target]
     seconds: dict[str, float]
-    """By stage."""
+    """Time by stage."""
     clients: ClientResults
     split: list[dict[Annotated[int, Field(strict=False)], int]] | None = None
-    """Training samples by class, for each client; runs of version 0.1 do not have it."""
+    """Each client's training samples by class; None in runs of version 0.1."""
     states_sha256: str | None = None
-    """Of the server's and every client's state at the end."""
+    """SHA-256 of the server's and every client's final state."""
 
     records: tuple[Record, ...] = Field((), exclude=True, repr=False)
-    """A record of each round, as `rounds.jsonl` has them."""
+    """The records of all rounds, as in `rounds.jsonl`."""
     split_sha256: str = Field("", exclude=True, repr=False)
-    """Equal for runs whose clients have the same samples."""
+    """SHA-256 of the split, equal for runs whose clients have the same samples."""
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
-        """What all that reads it asks for is there."""
-        counted_here: list[tuple[Whose, str]] = [("all", self.view), ("all", "own"), ("participants", "own")]
-        for whose, view in counted_here:
+        """Checks that the summary has every value that reports read."""
+        required: list[tuple[Whose, str]] = [("all", self.view), ("all", "own"), ("participants", "own")]
+        for whose, view in required:
             if self.mode not in (self.accuracy[whose].get(view) or ()):
                 raise ValueError(f"there is no accuracy.{whose}.{view}.{self.mode}")
         modes = {view: set(by_mode) for view, by_mode in self.inference.items()}
         if self.mode not in modes.get(self.view, ()) or any(of_view != modes[self.view] for of_view in modes.values()):
             raise ValueError("inference does not have every mode in every view")
         if not len(self.clients) or self.together < 1:
-            raise ValueError("clients or together is not whole")
+            raise ValueError("clients is empty or together is below 1")
         if self.split is not None and (len(self.split) != len(self.clients) or self.class_names is None):
-            raise ValueError("split is not of these clients")
+            raise ValueError("split does not match clients")
         return self
 
     @classmethod
     def read(cls, folder: str | Path) -> "RunResult":
-        """A finished run, from its folder. Nothing that the folder names is executed."""
+        """Reads a finished run from its folder, without executing any code that the folder names."""
         path = Path(folder)
         if not ended(path):
-            raise UserError(f"{path} holds no run that has ended; name the folder of one that has")
+            raise UserError(f"{path} holds no finished run; name a finished run's folder")
         outcome = read_outcome(path)
         if isinstance(outcome, DivergedRun):
             raise UserError(f"{path} diverged, so it has no result: {outcome.diverged.reason}")
         return outcome
 
     def of_run(self, folder: Path | None, config: str, split: str, records: Sequence[Record]) -> "RunResult":
-        """The result with what stands beside it in a run's folder: the recipe, who has which samples, and the rounds."""
+        """The result with the other contents of its folder: recipe, split and records."""
         digest = split_digest(split, len(self.clients))
         return self.model_copy(update={"folder": folder, "config": config, "split_sha256": digest, "records": tuple(records)})
 
     def headline(self, protocol: Protocol = "fair") -> float:
-        """The accuracy that counts under a protocol."""
+        """The run's accuracy under a protocol."""
         whose, view, which = counted(protocol, self.view)
         found = self.accuracy[whose][view][self.mode]
         return found.best if which == "best" else found.last
 
     @property
     def best(self) -> LastAndBest:
-        """What the paper's protocol counts, and in which round it was."""
+        """The accuracy that the paper's protocol counts, with its round."""
         return self.accuracy.participants.own[self.mode]
 
     def of_clients(self, protocol: Protocol = "fair") -> list[float]:
-        """Each client's accuracy at the end; `paper` has no count of its own, and is given the headline's."""
+        """Each client's final accuracy; `paper`, which has none, gets the headline's."""
         view = "own" if protocol == "own" else self.view
         return [client.accuracy_by(view, self.mode) for client in self.clients]
 
     @property
     def worst_client(self) -> float:
-        """The lowest accuracy of those over whom the headline is the mean: all clients, whether or not they took part."""
+        """The lowest headline accuracy of all clients, including those that never took part."""
         return min(client.accuracy for client in self.clients)
 
     def curve(self, protocol: Protocol = "fair") -> list[tuple[int, float]]:
-        """Round and accuracy, as a protocol counts it."""
+        """Round and accuracy under a protocol."""
         whose, view, _ = counted(protocol, self.view)
         return list(curve(self.records, whose, view, self.mode))
 
     @property
     def idle(self) -> int:
-        """How many clients never took part."""
+        """The number of clients that never took part."""
         return sum(not client.rounds for client in self.clients)
 
     @property
     def ways(self) -> dict[str, list[str]]:
-        """The ways to predict that were measured at the end, by view."""
+        """The modes evaluated at the end, by view."""
         return {view: sorted(modes) for view, modes in self.inference.items()}
 
     @property
     def seconds_of_seed(self) -> float:
-        """An equal share of the time, where several seeds were run as one."""
+        """The run's equal share of the time of all seeds that ran together."""
         return sum(self.seconds.values()) / self.together
 
 
@@ -266,17 +266,17 @@ Outcome = RunResult | DivergedRun
 
 
 def ended(folder: Path) -> bool:
-    """Whether the run in a folder came to an end."""
+    """Whether the run in a folder has ended."""
     return (folder / "summary.json").is_file()
 
 
 def read_summary(path: Path) -> Any:
-    """What a `summary.json` holds, if it is as it was written; those of older versions have no `sha256` to tell by."""
+    """Reads a `summary.json` after checking its SHA-256, which older versions lack."""
     plain = parsed(path, read_text(path))
     if isinstance(plain, dict) and "sha256" in plain:
         rest = {key: value for key, value in plain.items() if key != "sha256"}
         if plain["sha256"] != _digest(rest):
-            raise UserError(f"{path} is damaged or was changed: its SHA-256 is not its own; run it again into another folder")
+            raise UserError(f"{path} is damaged or was changed: its SHA-256 does not match; run it again into another folder")
     return plain
 
 
@@ -295,7 +295,7 @@ def _digest(plain: Mapping[str, Any]) -> str:
 
 
 def read_outcome(folder: Path) -> Outcome:
-    """How the run in a folder ended."""
+    """Reads the outcome of the run in a folder."""
     path = folder / "summary.json"
     plain = read_summary(path)
     if isinstance(plain, dict) and plain.get("status") == "diverged":
@@ -314,12 +314,12 @@ def read_outcome(folder: Path) -> Outcome:
 
 
 def split_digest(split: str, clients: int) -> str:
-    """A fingerprint of who has which samples, of `split.json`."""
+    """SHA-256 of a split, from the text of `split.json`."""
     return sha256_of_text(f"{clients} {split}")
 
 
 def _check_curves(result: RunResult) -> None:
-    """Refuse a run whose records lack an accuracy that its summary has."""
+    """Raises `UserError` if the records lack an accuracy that the summary has."""
     try:
         if not all(result.curve(protocol) for protocol in PROTOCOLS):
             raise KeyError("its rounds")
@@ -328,7 +328,7 @@ def _check_curves(result: RunResult) -> None:
 
 
 def last_and_best(records: Sequence[Record], whose: Any, view: str, mode: str) -> LastAndBest:
-    """Accuracy at the last round and at the best, the first of equals."""
+    """Accuracy at the last and at the best round, the first if several are best."""
     points = list(curve(records, whose, view, mode))
     if not points:
         raise UserError("no client has ever replied, so there is no accuracy to sum up; see that clients take part")
