@@ -314,7 +314,7 @@ def _check_origins(recipe: Recipe, came_from: Mapping[str, str], changed: Iterab
     tables = {key.partition(".")[0] for key in changed if key.startswith("models.")}
     for key, origin in came_from.items():
         if key not in today and key not in changed and key.split()[0] not in tables:
-            raise UserError(f"{key} of that run came from {origin}, and is another thing here; run it from there")
+            raise UserError(f"{key} of that run came from {origin}, and is something else here; run it from there")
 
 
 def _with_fields(method: Method, changes: Sequence[tuple[str, Any]]) -> tuple[Method, list[tuple[str, Any]]]:

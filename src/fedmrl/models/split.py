@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedmrl.errors import CODE_FAILS, UserError, cause
-from fedmrl.memory import free_bytes
+from fedmrl.memory import format_bytes, free_bytes
 from fedmrl.table import Named
 
 
