@@ -598,6 +598,7 @@ def partition(
     as_json: AsJson = False,
 ) -> None:
     """Show who has what: a table, and with --out a picture, of each client's samples by class."""
+    from fedmrl.report.charts import HeatMap
     from fedmrl.report.figures import partition_figure
 
     if out_file is not None and out_file.suffix not in (".png", ".svg", ".pdf"):
@@ -622,7 +623,7 @@ def partition(
     out.print(table)
     if out_file is not None:
         each = np.array([train + test for train, test in counts])
-        partition_figure(each, data.classes, f"{named.name}: who has what", out_file)
+        partition_figure(HeatMap(each, data.classes), f"{named.name}: who has what", out_file)
         out.print(f"Picture: {out_file}", soft_wrap=True, markup=False)
 
 

@@ -22,11 +22,13 @@ from fedmrl.federation.store import check_store
 from fedmrl.files import write_whole
 from fedmrl.methods import METHODS, Method
 from fedmrl.models import ModelSpec
-from fedmrl.report.figures import accuracy_figure
+from fedmrl.report.charts import LineChart, accuracy_chart
+from fedmrl.report.figures import accuracy_figure, column_figure
+from fedmrl.report.grid import comparison_grid, to_latex
 from fedmrl.report.looks import Shown, looks_of
 from fedmrl.report.page import page
 from fedmrl.report.runs import make_series, names_apart
-from fedmrl.report.tables import COLUMNS, MEANING, comparison_rows, finished, markdown
+from fedmrl.report.tables import COLUMNS, MEANING, comparison_rows, markdown, ordered, seeds_said
 from fedmrl.results import PROTOCOLS, DivergedRun, Outcome, RunResult
 
 
@@ -97,19 +99,36 @@ class Comparison:
         """As `comparison.json` has it."""
         return json.dumps(self.plain(), indent=2) + "\n"
 
-    def figure(self, path: str | Path) -> Path:
-        """Write the accuracy over the rounds as a figure, by its suffix: .png, .svg or .pdf."""
+    def latex(self) -> str:
+        """The table as LaTeX, with the best of each accuracy in bold, as `table.tex` has it."""
+        caption = f"{self.title}, {self._setting}"
+        return to_latex(caption, "comparison", [comparison_grid(self.titles, self.outcomes, caption)])
+
+    @property
+    def chart(self) -> LineChart:
+        """Accuracy by round of the methods that finished with every seed: one that diverged has a dash in the table."""
+        titles, methods = self.titles, {name: self.recipes[name].method for name in self.outcomes}
+        looks = looks_of([Shown(method.name, titles[name], method.colour) for name, method in methods.items()])
+        by_name = dict(zip(methods, looks, strict=True))
+        return accuracy_chart(
+            [(titles[name], by_name[name], runs) for name, runs in ordered(self.outcomes).items() if runs], "fair"
+        )
+
+    @property
+    def _setting(self) -> str:
         recipe = next(iter(self.recipes.values()))
         share = recipe.participation if isinstance(recipe.participation, str) else f"{recipe.participation:.0%} a round"
-        subtitle = f"{recipe.data.title}, {recipe.clients} clients, {share}, {_seeds_said(self.seeds)}"
-        titles = self.titles
-        # A method that diverged with any seed has a dash in the table, and so no line in the figure.
-        curves = {titles[name]: [run.curve("fair") for run in finished(runs)] for name, runs in self.outcomes.items()}
-        methods = {name: self.recipes[name].method for name in self.outcomes}
-        looks = looks_of([Shown(method.name, titles[name], method.colour) for name, method in methods.items()])
-        by_title = dict(zip(curves, looks, strict=True))
-        accuracy_figure(curves, by_title, f"Who gains from federating: {self.title}", subtitle, Path(path))
-        return Path(path)
+        return f"{recipe.data.title}, {recipe.clients} clients, {share}, {seeds_said(self.seeds)}"
+
+    def figure(self, path: str | Path) -> Path:
+        """Write the accuracy over the rounds as a figure, by its suffix: .png or .svg, or .pdf for a column of a paper."""
+        target = Path(path)
+        if target.suffix == ".pdf":
+            column_figure(self.chart, target)
+        else:
+            band = " (line: mean, band: range)" if len(self.seeds) > 1 else ""
+            accuracy_figure(self.chart, f"Who gains from federating: {self.title}", f"{self._setting}{band}", target)
+        return target
 
 
 def compare(
@@ -181,7 +200,8 @@ def compare(
     if folder is not None:
         write_whole(folder / "table.md", comparison.table())
         write_whole(folder / "comparison.json", comparison.to_json())
-        for suffix in ("png", "svg"):
+        write_whole(folder / "table.tex", comparison.latex())
+        for suffix in ("png", "svg", "pdf"):
             comparison.figure(folder / f"accuracy.{suffix}")
     return comparison
 
@@ -244,7 +264,3 @@ def _short(run: Outcome) -> dict[str, Any]:
     kept = ("seed", "status", "view", "mode", "accuracy", "communication", "flops", "seconds", "device", "versions")
     counts: dict[str, Any] = {protocol: run.headline(protocol) for protocol in PROTOCOLS}
     return {**counts, "worst_client": run.worst_client, **{key: plain[key] for key in kept}}
-
-
-def _seeds_said(seeds: Sequence[int]) -> str:
-    return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))} (line: mean, band: range)"
