@@ -58,7 +58,7 @@ def test_differences_are_sorted_and_ties_are_counted():
     shown = difference_chart("A", "B", ONE, OTHER, np.array([0.0, 12.5, -7.25, 1e-12]))
     assert shown.clients == [1, 0, 3, 2] and shown.counts == (1, 1, 2) and shown.ties == (1, 2)
     page = shown.on_page()
-    assert page["labels"] == ["+12.5", "0.0", "0.0", "−7.2"] and page["ties"] == [1, 2, "2 tie"]
+    assert page["labels"] == ["+12.5", "0.0", "0.0", "−7.2"] and page["ties"] == [1, 2, "2 ties"]
     assert page["y"]["title"] == "A − B, points" and page["y"]["ticks"][-1][1] == "+10"
 
 

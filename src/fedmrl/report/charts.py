@@ -19,6 +19,8 @@ MOST_BARS = 300
 """Of a chart of differences: more are thinner than a pixel on a phone."""
 MOST_IN_HEAT_MAP = 500
 """Clients of a heat map, for the same reason."""
+EVERY = ((20, 1), (100, 5), (MOST_IN_HEAT_MAP, 10))
+"""Which clients of a heat map are labelled: of at most so many, every so many."""
 
 
 @dataclass(frozen=True)
@@ -240,7 +242,7 @@ class DifferenceChart:
         return {
             "label": self.label, "gain": self.gain.on_page, "loss": self.loss.on_page, "clients": self.clients,
             "labels": [signed(value, 1) for value in self.points], "y": self.y.on_page(),
-            "ties": [*self.ties, f"{tied:,} {'tie' if tied > 1 else 'ties'}"] if self.ties else None,
+            "ties": [*self.ties, f"{tied:,} tie{'s' if tied > 1 else ''}"] if self.ties else None,
         }  # fmt: skip
 
 
@@ -285,11 +287,13 @@ class HeatMap:
     def on_page(self) -> dict[str, Any]:
         """As JSON for the script: of each client its classes with their counts, in one list."""
         shown = self.counts_KC[:MOST_IN_HEAT_MAP]
+        every = next(n for most, n in EVERY if len(shown) <= most)
         label = (
             f"Training samples of {len(shown)} clients in {len(self.classes)} classes. Use the arrow keys to read each cell."
         )
         return {
             "label": label, "names": self.classes, "low": self.low, "high": self.high,
+            "every": {"names": 1 if len(self.classes) <= 30 else 5, "clients": every},
             "counts": [[int(n) for place in np.flatnonzero(own) for n in (place, own[place])] for own in shown],
         }  # fmt: skip
 

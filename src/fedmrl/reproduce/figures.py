@@ -234,12 +234,22 @@ def running_mean(values: Values, window: int) -> Values:
     return means
 
 
+def window(rounds: int) -> int:
+    """Over how many rounds the paper's curves are smoothed."""
+    return max(3, rounds // 20)
+
+
+def smooth(values: Values, protocol: Protocol) -> Values:
+    """Curves by seed as they are drawn: those of the paper's protocol, which are noisy, as running means."""
+    return np.array([running_mean(seed, window(len(seed))) for seed in values]) if protocol == "paper" else values
+
+
 def _draw_curve(axes: "Axes", outcome: Outcome, protocol: Protocol, style: Style, *, emphasised: bool, place: int) -> None:
     rounds, values = curve_values(outcome, protocol)
     order = 10 if emphasised else 3
     if protocol == "paper":
         axes.plot(rounds, values.mean(axis=0), color=style.colour, linewidth=0.4, alpha=0.22, zorder=1)
-        values = np.array([running_mean(seed, max(3, len(rounds) // 20)) for seed in values])
+        values = smooth(values, protocol)
     if len(values) > 1:
         low, high = values.min(axis=0), values.max(axis=0)
         axes.fill_between(rounds, low, high, color=style.colour, alpha=0.18, linewidth=0, zorder=order - 1)
