@@ -406,3 +406,11 @@ def test_a_reproduction_names_only_what_it_wrote(tmp_path, capsys):
     said = capsys.readouterr().out
     assert f"Page: {tmp_path / 'index.html'}" in said and f"Tables: {tmp_path / 'tables'}" in said
     assert "Figures" not in said and not (tmp_path / "figures").exists()
+
+
+def test_a_target_that_nobody_reached_is_folded_away():
+    cells = [cell(MAIN, method, **reaching(0.9, 40 if method == "fedmrl" else None)) for method in ("fedmrl", "fml")]
+    assert index_data(cells, PAPER)["costs"]["fair"][0]["reached"]
+    never = [cell(MAIN, method, **reaching(0.9)) for method in ("fedmrl", "fml")]
+    assert not index_data(never, PAPER)["costs"]["fair"][0]["reached"]
+    assert "<summary>Reached by none: CIFAR-10, 90%" in index(never, PAPER)

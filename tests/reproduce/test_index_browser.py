@@ -135,3 +135,15 @@ def test_dark_can_be_chosen(page):
 def test_tab_reaches_the_table_and_the_panels(page):
     reached = reached_by_tab(page, 45, "id")
     assert {"table-section", "curves-section", "clients-section", "costs-section", "sweeps-section"} <= reached
+
+
+def test_the_contents_lead_to_every_section(open_page):
+    for name in ("paper", "quick", "empty"):
+        page = open_page(name)
+        assert page.locator(".contents a").all_inner_texts() == page.locator("main section h2").all_inner_texts()
+
+
+def test_nothing_that_is_written_is_cut(page):
+    captions = page.locator(".axis-title, .hint, .says, .lead, .facts, h1, h2, h3, h4, .card p")
+    cut = "all => all.filter(one => one.offsetParent && one.scrollWidth > one.clientWidth + 1).map(one => one.textContent)"
+    assert captions.evaluate_all(cut) == []

@@ -13,7 +13,7 @@ from fedmrl.files import write_whole
 from fedmrl.report import tables
 from fedmrl.report.charts import MOST_IN_HEAT_MAP, accuracy_chart, difference_chart, heat_map
 from fedmrl.report.looks import Look, Shown, looks_of
-from fedmrl.report.rendering import PROTOCOL_LABELS, render
+from fedmrl.report.rendering import PROTOCOL_LABELS, WITH, render
 from fedmrl.report.runs import Series, differing, find_runs, make_series
 from fedmrl.report.tables import DASH, NO_BREAK, percentage, seeds_said
 from fedmrl.results import PROTOCOLS, ClientResult, Protocol, RunResult, counted
@@ -27,11 +27,6 @@ CONTENTS: Mapping[str, str] = {
     "recipe": "The exact recipe",
     "glossary": "What the words mean",
 }
-WITH: Mapping[Protocol, str] = {
-    "fair": "with the latest the server has",
-    "own": "with the copy of the shared part that it trained last",
-}
-"""Whose models count where all clients are looked at."""
 OF_ALL: Sequence[Protocol] = ("fair", "own")
 """The protocols that say how each client does at the end."""
 FEW = 100  # test samples of a client, of which one is a point of its accuracy or more
@@ -92,7 +87,6 @@ def page_data(series: Sequence[Series], left_out: Sequence[str] = ()) -> dict[st
         "most_bytes": max(1.0, *(row["bytes"] for row in totals)),
         "most_flops": max(1.0, *(row["flops"] for row in totals)),
         "targets": {protocol: _targets(ranked, protocol) for protocol in PROTOCOLS},
-        "targets_say": {protocol: _targets_say(protocol) for protocol in PROTOCOLS},
         "highest": {protocol: [(one.name, percent(_highest(one, protocol))) for one in ranked] for protocol in PROTOCOLS},
         "modes_say": _modes_say(ranked),
         "recipes": [_recipe(one) for one in ranked],
@@ -466,16 +460,6 @@ def _targets(series: Sequence[Series], protocol: Protocol) -> list[dict[str, Any
     wanted = sorted({cost.target for one in series for run in one.runs for cost in run.targets})
     rows = {target: [_target(one, target, protocol) for one in series] for target in wanted}
     return [{"target": f"{100 * target:g} %", "rows": of, "reached": any(of)} for target, of in rows.items()]
-
-
-def _targets_say(protocol: Protocol) -> str:
-    clients = (
-        f"all clients, each {WITH[protocol]}" if protocol in WITH else "the round’s clients, each with what it has just trained"
-    )
-    return (
-        f"Up to the round in which the mean over {clients}, first reached it. “Spent” is what a client really spent, on "
-        "average; the paper’s product is a participant’s cost of a round × rounds, as if every client took part in each."
-    )
 
 
 def _highest(one: Series, protocol: Protocol) -> float:

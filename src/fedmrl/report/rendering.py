@@ -27,6 +27,12 @@ PROTOCOL_LABELS: Mapping[Protocol, Mapping[str, str]] = {
 }
 """The protocols as a page's switch has them."""
 
+WITH: Mapping[Protocol, str] = {
+    "fair": "with the latest the server has",
+    "own": "with the copy of the shared part that it trained last",
+}
+"""Whose models count where all clients are looked at."""
+
 
 def render(name: str, page: Mapping[str, Any], data: Mapping[str, Any], package: str = "fedmrl.report") -> str:
     """The page of the template `name`.html: the template gets `page`, and the script `name`.js gets `data`."""
@@ -38,7 +44,7 @@ def render(name: str, page: Mapping[str, Any], data: Mapping[str, Any], package:
     def source(file: str) -> Markup:
         return Markup(loader.get_source(environment, file)[0])
 
-    common = {"version": __version__, "protocols": PROTOCOL_LABELS, "shapes": SHAPES}
+    common = {"version": __version__, "protocols": PROTOCOL_LABELS, "with": WITH, "shapes": SHAPES}
     scripts = Markup("\n").join([source("charts.js"), source(f"{name}.js")])
     parts = {"style": source("page.css"), "script": scripts, "data": Markup(embedded({**data, "shapes": SHAPES}))}
     text = environment.get_template(f"{name}.html").render({**common, **page, **parts})

@@ -14,7 +14,7 @@ from fedmrl.files import write_whole
 from fedmrl.report.charts import Curve, difference_chart, limits_of, line_chart
 from fedmrl.report.grid import Grid
 from fedmrl.report.looks import LOOKS, WITHOUT_MRL, Look
-from fedmrl.report.page import OF_ALL, WITH, listed, percent, sample_worth, table_hint
+from fedmrl.report.page import OF_ALL, listed, percent, sample_worth, table_hint
 from fedmrl.report.rendering import PROTOCOL_LABELS, render
 from fedmrl.report.tables import NO_BREAK, seeds_said, signed, time_said
 from fedmrl.reproduce.cells import Cell
@@ -106,24 +106,11 @@ def index_data(cells: Sequence[Cell], scale: Scale) -> Data:
             for kind in NAMES
             if any_measured(outcomes, kind)
         },
-        "table_say": {
-            p: f"{words['says']} N: clients; C: the share of them in a round." for p, words in PROTOCOL_LABELS.items()
-        },
         "curves": _curves(outcomes),
         "curves_say": {protocol: _curves_say(outcomes, protocol) for protocol in PROTOCOLS},
         "clients": {protocol: _clients(outcomes, protocol) for protocol in OF_ALL},
-        "clients_say": {
-            p: f"FedMRL minus FedProto for each client, on its own test samples after the last round, {WITH[p]}."
-            for p in OF_ALL
-        },
         "costs": _costs(outcomes),
-        "costs_say": {protocol: _costs_say(protocol) for protocol in PROTOCOLS},
         "inference": {protocol: _inference(outcomes, protocol) for protocol in OF_ALL},
-        "inference_say": {
-            p: "The four models that a client can serve after training with FedMRL, each client "
-            f"{WITH[p]}: mean over all clients, after the last round."
-            for p in OF_ALL
-        },
         "sweeps": [found for name in SWEEPS if (found := _sweep(outcomes, name))],
         "experiments": [{"name": name, "says": says, **_measured(outcomes, name)} for name, says in EXPERIMENTS.items()],
         "hint": "Point at a chart, or focus it and use the arrow keys.",
@@ -307,18 +294,6 @@ def _costs(outcomes: Outcomes) -> Data | None:
         return None
     grids = {protocol: [cost_grid(outcomes, protocol, place) for place in (0, 1)] for protocol in PROTOCOLS}
     return {protocol: [_grid(grid) for grid in of if grid] for protocol, of in grids.items()}
-
-
-def _costs_say(protocol: Protocol) -> str:
-    if protocol in WITH:
-        return (
-            f"Up to the round in which the mean over all clients, each {WITH[protocol]}, first reaches the target: "
-            "what a client really spent, on average."
-        )
-    return (
-        "Up to the round in which the mean over its participants first reaches the target, counted as the paper does: "
-        "a participant’s cost of a round × rounds."
-    )
 
 
 # Curves
