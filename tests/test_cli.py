@@ -140,6 +140,9 @@ def test_compare_gives_one_table_one_figure_and_the_same_split_to_all(fedmrl):
     )
     assert "own copies: last round, all clients, with the copy" in table
     assert Path("c/accuracy.png").read_bytes().startswith(b"\x89PNG") and "<svg" in Path("c/accuracy.svg").read_text()
+    assert Path("c/accuracy.pdf").read_bytes().startswith(b"%PDF")
+    latex = Path("c/table.tex").read_text()
+    assert "\\toprule" in latex and "FedProto & " in latex and latex.count("\\\\\n") == 4
     assert len({Path(f"c/{m}/split.json").read_text() for m in ("fedmrl", "standalone", "fedproto")}) == 1
     assert not list(Path("c").rglob("*.safetensors")), "a comparison keeps no checkpoints once it is finished"
 

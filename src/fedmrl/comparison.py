@@ -22,11 +22,13 @@ from fedmrl.files import write_whole
 from fedmrl.methods import METHODS, Method
 from fedmrl.models import ModelSpec
 from fedmrl.registry import is_name
-from fedmrl.report.figures import accuracy_figure
+from fedmrl.report.charts import LineChart, accuracy_chart
+from fedmrl.report.figures import accuracy_figure, column_figure
+from fedmrl.report.grid import comparison_grid, to_latex
 from fedmrl.report.looks import Shown, looks_of
 from fedmrl.report.page import page
 from fedmrl.report.runs import make_series, names_apart
-from fedmrl.report.tables import COLUMNS, MEANING, comparison_rows, finished, markdown
+from fedmrl.report.tables import COLUMNS, MEANING, comparison_rows, finished, markdown, seeds_said
 from fedmrl.results import PROTOCOLS, DivergedRun, Outcome, RunResult
 
 
@@ -97,20 +99,35 @@ class Comparison:
         """The text of `comparison.json`."""
         return json.dumps(self.plain(), indent=2) + "\n"
 
+    def latex(self) -> str:
+        """The table as LaTeX, with the best of each accuracy in bold, as `table.tex` has it."""
+        caption = f"{self.title}, {self._setting}"
+        return to_latex(caption, "comparison", [comparison_grid(self.titles, self.outcomes, caption)])
+
+    @property
+    def chart(self) -> LineChart:
+        """Accuracy by round of the methods that finished with every seed: one that diverged has a dash in the table."""
+        series = make_series(run for runs in self.outcomes.values() for run in finished(runs))
+        looks = looks_of([Shown(one.first.method, one.name, one.first.colour) for one in series])
+        lines = [(one.name, look, one.runs) for one, look in zip(series, looks, strict=True)]
+        return accuracy_chart(sorted(lines, key=lambda line: -_mean_of(line[2])), "fair")
+
+    @property
+    def _setting(self) -> str:
+        recipe = next(iter(self.recipes.values()))
+        share = recipe.participation if isinstance(recipe.participation, str) else f"{recipe.participation:.0%} a round"
+        return f"{recipe.data.title}, {recipe.clients} clients, {share}, {seeds_said(self.seeds)}"
+
     def figure(self, path: str | Path) -> Path:
-        """Writes the accuracy over rounds as a .png, .svg or .pdf figure."""
+        """Writes the accuracy over rounds as a figure: .png or .svg, or .pdf for a column of a paper."""
         target = Path(str(path))
         if target.suffix not in (".png", ".svg", ".pdf"):
             raise UserError(f"path is {str(path)!r}; name a .png, .svg or .pdf file")
-        recipe = next(iter(self.recipes.values()))
-        share = recipe.participation if isinstance(recipe.participation, str) else f"{recipe.participation:.0%} a round"
-        subtitle = f"{recipe.data.title}, {recipe.clients} clients, {share}, {_seeds_label(self.seeds)}"
-        # A method that diverged with any seed has a dash in the table, and so no line in the figure.
-        series = make_series(run for runs in self.outcomes.values() for run in finished(runs))
-        curves = {one.name: [run.curve("fair") for run in one.runs] for one in series}
-        looks = looks_of([Shown(one.first.method, one.name, one.first.colour) for one in series])
-        by_title = dict(zip(curves, looks, strict=True))
-        accuracy_figure(curves, by_title, f"Who gains from federating: {self.title}", subtitle, target)
+        if target.suffix == ".pdf":
+            column_figure(self.chart, target)
+        else:
+            band = " (line: mean, band: range)" if len(self.seeds) > 1 else ""
+            accuracy_figure(self.chart, f"Who gains from federating: {self.title}", f"{self._setting}{band}", target)
         return target
 
 
@@ -187,7 +204,8 @@ def compare(
     if folder is not None:
         write_whole(folder / "table.md", comparison.table())
         write_whole(folder / "comparison.json", comparison.to_json())
-        for suffix in ("png", "svg"):
+        write_whole(folder / "table.tex", comparison.latex())
+        for suffix in ("png", "svg", "pdf"):
             comparison.figure(folder / f"accuracy.{suffix}")
     return comparison
 
@@ -254,5 +272,5 @@ def _short(run: Outcome) -> dict[str, Any]:
     return {**counts, "worst_client": run.worst_client, **{key: plain[key] for key in kept}}
 
 
-def _seeds_label(seeds: Sequence[int]) -> str:
-    return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))} (line: mean, band: range)"
+def _mean_of(runs: Sequence[RunResult]) -> float:
+    return sum(run.headline() for run in runs) / len(runs)

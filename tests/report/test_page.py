@@ -12,9 +12,10 @@ from tiny import tiny_recipe
 import fedmrl
 from fedmrl.errors import UserError
 from fedmrl.federation.launch import run_seeds
-from fedmrl.report.page import NO_BREAK, embedded, page, page_data, write_page
+from fedmrl.report.page import page, page_data, write_page
+from fedmrl.report.rendering import embedded
 from fedmrl.report.runs import find_runs, make_series
-from fedmrl.report.tables import comparison_rows
+from fedmrl.report.tables import NO_BREAK, comparison_rows
 from fedmrl.results import RunResult
 
 
@@ -50,6 +51,19 @@ def change(folder, **changes):
     (folder / "summary.json").write_text(json.dumps(kept))
 
 
+def line_of(data, name, protocol):
+    """A series' line in the chart of a protocol."""
+    return next(line for line in data["charts"][protocol]["lines"] if line["name"] == name)
+
+
+def accuracy_of(federation, name, protocol="fair"):
+    return next(column["values"] for column in federation["accuracy"][protocol] if column["title"] == name)
+
+
+def column_of(federation, title):
+    return next(column["values"] for column in federation["columns"] if column["title"] == title)
+
+
 def plain(text):
     return text.replace(NO_BREAK, " ")
 
@@ -57,11 +71,11 @@ def plain(text):
 def test_seeds_of_one_method_are_one_series_with_their_mean_and_range(made):
     data = data_of(made)
     assert {one["name"]: one["seeds"] for one in data["series"]} == {"FedMRL": [0, 1], "Standalone": [0, 1]}
-    mine = next(one for one in data["series"] if one["name"] == "FedMRL")["curves"]["fair"]
+    mine = line_of(data, "FedMRL", "fair")
     last = [summary_of(made / f"fedmrl-seed-{seed}")["accuracy"]["all"]["aggregated"]["mix-large"]["last"] for seed in (0, 1)]
-    assert mine["rounds"] == [2, 3]
-    assert (mine["low"][-1], mine["high"][-1]) == pytest.approx((min(last), max(last)), abs=1e-5)
-    assert mine["mean"][-1] == pytest.approx(sum(last) / 2, abs=1e-5)
+    assert [place for place, _ in data["charts"]["fair"]["places"]] == [2, 3]
+    assert (mine["low"][-1], mine["high"][-1]) == pytest.approx((100 * min(last), 100 * max(last)), abs=0.01)
+    assert mine["mean"][-1] == pytest.approx(100 * sum(last) / 2, abs=0.01)
 
 
 def test_each_protocol_has_its_own_curve_and_headline(made):
@@ -71,9 +85,10 @@ def test_each_protocol_has_its_own_curve_and_headline(made):
     paper = accuracy["participants"]["own"]["mix-large"]["best"]
     for protocol, value in (("fair", fair), ("own", own), ("paper", paper)):
         assert plain(data["answers"][protocol]["cards"][0]["value"]) == f"{100 * value:.1f} %"
-    assert data["series"][0]["curves"]["own"]["mean"][-1] == pytest.approx(own, abs=1e-5)
-    assert data["series"][0]["curves"]["paper"]["rounds"] == [1, 2, 3], "participants are measured in every round"
-    assert max(data["series"][0]["curves"]["paper"]["mean"]) == pytest.approx(paper, abs=1e-5)
+    assert line_of(data, "FedMRL", "own")["mean"][-1] == pytest.approx(100 * own, abs=0.01)
+    rounds = [place for place, _ in data["charts"]["paper"]["places"]]
+    assert rounds == [1, 2, 3], "participants are measured in every round"
+    assert max(line_of(data, "FedMRL", "paper")["mean"]) == pytest.approx(100 * paper, abs=0.01)
 
 
 def ending(runs, *by_seed):
@@ -139,11 +154,11 @@ def test_where_fair_and_own_copies_disagree_who_is_first_the_page_says_so(runs):
 
 def test_the_label_of_a_curve_is_what_its_protocol_counts(made):
     data = data_of(made)
-    mine = next(one for one in data["series"] if one["name"] == "FedMRL")["curves"]
+    mine = {protocol: line_of(data, "FedMRL", protocol) for protocol in ("fair", "paper")}
     best = [summary_of(made / f"fedmrl-seed-{seed}")["accuracy"]["participants"]["own"]["mix-large"] for seed in (0, 1)]
     card = next(card for card in data["answers"]["paper"]["cards"] if card["label"] == "FedMRL")
-    assert mine["paper"]["counts"] == f"best {card['value']}" and "best" not in mine["fair"]
-    assert mine["paper"]["best"] == [[of["best_round"], pytest.approx(of["best"], abs=1e-5)] for of in best]
+    assert mine["paper"]["end"] == f"FedMRL best {card['value']}" and mine["fair"]["rings"] == []
+    assert mine["paper"]["rings"] == [[of["best_round"], pytest.approx(100 * of["best"], abs=0.01)] for of in best]
 
 
 def test_what_one_test_sample_is_worth_is_said_where_clients_have_few(runs):
@@ -151,9 +166,10 @@ def test_what_one_test_sample_is_worth_is_said_where_clients_have_few(runs):
     rows = summary_of(folder)["clients"]
     change(folder, clients=[{**row, "test_samples": 7} for row in rows])
     federation = data_of(folder)["federations"][0]
-    assert federation["test"] == [7] * 4 and "one of them is 14 points" in plain(federation["worth"])
+    assert column_of(federation, "test samples") == [7] * 4
+    assert "one of them is 14 points" in plain(federation["says"]["fair"])
     change(folder, clients=[{**row, "test_samples": 400} for row in rows])
-    assert data_of(folder)["federations"][0]["worth"] == ""
+    assert "one of them" not in data_of(folder)["federations"][0]["says"]["fair"]
 
 
 def test_a_run_alone_says_what_it_reached(made):
@@ -166,9 +182,9 @@ def test_clients_are_compared_only_with_those_that_have_the_same_samples(made):
     assert [federation["label"] for federation in data["federations"]] == ["seed 0", "seed 1"]
     names = [one["name"] for one in data["series"]]
     for seed, federation in enumerate(data["federations"]):
-        for place, name in enumerate(names):
+        for name in names:
             rows = summary_of(made / f"{name.lower()}-seed-{seed}")["clients"]
-            assert federation["accuracy"]["fair"][str(place)] == pytest.approx([row["accuracy"] for row in rows], abs=1e-5)
+            assert accuracy_of(federation, name) == pytest.approx([row["accuracy"] for row in rows], abs=1e-5)
 
 
 def test_the_split_adds_up_to_each_clients_training_samples(made):
@@ -176,14 +192,16 @@ def test_the_split_adds_up_to_each_clients_training_samples(made):
     assert [sum(own.values()) for own in summary["split"]] == [row["train_samples"] for row in summary["clients"]]
     assert [" ".join(own) for own in summary["split"]] == [row["classes"] for row in summary["clients"]]
     split = data_of(made / "fedmrl-seed-0")["federations"][0]["split"]
-    assert split["names"] == ["0", "1", "2", "3"] and split["clients"] == 4
+    assert split["names"] == ["0", "1", "2", "3"]
     assert [sum(own[1::2]) for own in split["counts"]] == [row["train_samples"] for row in summary["clients"]]
 
 
 def test_a_run_of_an_older_version_has_a_page_without_a_heat_map(runs):
     change(runs / "fedmrl-seed-0", split=None, class_names=None, engine=None)
     data = data_of(runs / "fedmrl-seed-0")
-    assert data["federations"][0]["split"] is None and len(data["federations"][0]["train"]) == 4
+    federation = data["federations"][0]
+    assert federation["split"] is None and len(column_of(federation, "train samples")) == 4
+    assert "older version" in federation["splitSays"]
     assert write_page([runs / "fedmrl-seed-0"]).is_file()
 
 
@@ -219,8 +237,8 @@ def test_many_clients_are_cut_in_the_heat_map_alone(runs):
     summary = summary_of(folder)
     change(folder, clients=summary["clients"] * 1000, split=summary["split"] * 1000)
     federation = data_of(folder)["federations"][0]
-    assert len(federation["split"]["counts"]) == 500 and federation["split"]["clients"] == 4000
-    assert len(federation["accuracy"]["fair"]["0"]) == 4000, "shares of clients are of all of them"
+    assert len(federation["split"]["counts"]) == 500 and "the first 500 of 4,000 clients" in federation["splitSays"]
+    assert len(accuracy_of(federation, "FedMRL")) == 4000, "shares of clients are of all of them"
 
 
 def test_runs_of_one_method_are_told_apart_by_what_differs(tmp_path):
@@ -271,7 +289,7 @@ class Elements(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.tags, self.scripts = [], []
+        self.tags, self.scripts, self.texts = [], [], []
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
@@ -280,6 +298,7 @@ class Elements(HTMLParser):
             self.scripts.append("")
 
     def handle_data(self, text):
+        self.texts.append(text)
         if self.scripts and self.lasttag == "script":
             self.scripts[-1] += text
 
@@ -295,7 +314,8 @@ def test_no_name_in_a_file_becomes_markup(runs, tmp_path):
     clean = page(make_series(find_runs([runs / "fedmrl-seed-1"])[0]))
     found, expected = Elements(text), Elements(clean)
     assert found.tags == expected.tags
-    assert json.loads(found.scripts[0])["recipes"][0]["facts"][0] == ["device", EVIL]
+    assert json.loads(found.scripts[0])["federations"][0]["split"]["names"] == [EVIL] * 4
+    assert EVIL in found.texts, "it is shown as it is"
 
 
 def test_a_name_that_is_no_text_is_shown_as_well_as_can_be(runs):
@@ -411,3 +431,23 @@ def test_a_folder_without_a_finished_run_is_refused(runs, tmp_path):
 def test_a_page_goes_only_where_it_can_and_harms_nothing(runs, out, says):
     with pytest.raises(UserError, match=says):
         write_page([runs], runs / out)
+
+
+def test_a_target_that_nobody_reached_says_how_near_each_came(made):
+    data = data_of(made)
+    assert [(group["target"], group["reached"]) for group in data["targets"]["fair"]] == [("1 %", True), ("100 %", False)]
+    assert dict(data["highest"]["fair"])["FedMRL"] == f"{max(line_of(data, 'FedMRL', 'fair')['mean']):.1f}{NO_BREAK}%"
+
+
+def test_the_gain_chart_counts_who_gains_who_loses_and_who_ties(runs):
+    for method, accuracies in (("fedmrl", (0.5, 1.0, 0.25, 0.5)), ("standalone", (0.5, 0.5, 0.5, 0.5))):
+        folder = runs / f"{method}-seed-0"
+        rows = zip(summary_of(folder)["clients"], accuracies, strict=True)
+        change(folder, clients=[{**r, **{k: a for k in r if k.startswith(("accuracy", "agg", "own_"))}} for r, a in rows])
+    data = data_of(runs / "fedmrl-seed-0", runs / "standalone-seed-0")
+    names = data["federations"][0]["members"]
+    pair = "-".join(str(next(place for place, one in names.items() if one == name)) for name in ("FedMRL", "Standalone"))
+    gain = data["federations"][0]["gains"]["fair"][pair]
+    assert gain["clients"] == [1, 0, 3, 2] and gain["labels"] == ["+50.0", "0.0", "0.0", "−25.0"]
+    assert plain(gain["share"]) == "25 % of the clients gain" and gain["ties"] == [1, 2, "2 ties"]
+    assert gain["says"] == " with FedMRL over Standalone: 1 of 4 do better, 1 worse, 2 the same."

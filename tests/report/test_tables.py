@@ -48,3 +48,16 @@ def test_the_worst_client_is_not_above_the_mean_on_the_page(comparison, protocol
     for card in cards:
         (worst,) = (number(words) for name, words in card["pairs"] if name.startswith("worst client"))
         assert worst <= number(card["value"]), card
+
+
+def test_the_latex_table_has_the_best_of_each_accuracy_in_bold_and_the_spread_over_seeds(comparison):
+    latex = comparison.latex()
+    rows = [line.removesuffix(r" \\").split(" & ") for line in latex.splitlines() if line.count(" & ") == len(COLUMNS) - 1]
+    assert rows[0][1] == r"fair (\%)" and [row[0] for row in rows[1:]] == [row[0] for row in comparison.rows]
+    for column, words in enumerate(zip(*comparison.rows, strict=True)):
+        shown = [row[column] for row in rows[1:]]
+        best = max(map(number, words)) if 1 <= column <= 4 else None
+        unlike = best is not None and len(set(map(number, words))) > 1
+        assert [r"\textbf" in one for one in shown] == [unlike and number(one) == best for one in words]
+        assert all((r"{\scriptsize$\pm$\," in one) == ("±" in word) for one, word in zip(shown, words, strict=True))
+    assert r"\toprule" in latex and r"\bottomrule" in latex

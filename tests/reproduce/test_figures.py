@@ -7,11 +7,11 @@ from matplotlib.colors import to_hex
 from matplotlib.text import Text
 from synthetic import OLD, all_cells, cell, diverged, of_clients, reaching
 
+from fedmrl.report.figures import PRINT
 from fedmrl.reproduce.cells import Curve
 from fedmrl.reproduce.experiments import PAPER, QUICK
 from fedmrl.reproduce.figures import (
     FIGURES,
-    LOOK,
     MODES,
     STYLES,
     SWEEPS,
@@ -301,7 +301,7 @@ def _unseen(axis):
 @pytest.mark.parametrize("scale", ["paper", "quick"])
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_text_can_be_read(whole, name, scale):
-    with rc_context(LOOK):
+    with rc_context(PRINT):
         figure = FIGURES[name](whole[scale])
         boxes = written_in(figure)
     paper = figure.bbox.padded(1)

@@ -8,9 +8,10 @@ from synthetic import OLD, all_cells, cell, diverged, of_clients, reaching
 from test_page import EVIL, Elements, plain
 
 from fedmrl.cli import render
-from fedmrl.reproduce.cells import write_cell
+from fedmrl.reproduce.cells import Curve, write_cell
 from fedmrl.reproduce.claims import claims_table
 from fedmrl.reproduce.experiments import CPU, METHOD_ORDER, PAPER, QUICK
+from fedmrl.reproduce.figures import curves_figure
 from fedmrl.reproduce.index import MOST_POINTS, index, index_data, thinned, write_index
 from fedmrl.reproduce.outcomes import Outcomes
 
@@ -36,8 +37,15 @@ def captions(shown):
 
 
 def entry(data, row, column, protocol, kind="heterogeneous"):
+    """What stands in a place of the table, without what is empty."""
     rows = {one["name"]: one["entries"] for group in data["tables"][kind][protocol]["groups"] for one in group}
-    return rows[row][column]
+    return {name: text for name, text in rows[row][column].items() if text}
+
+
+def column(data, title):
+    """A column of the table of runs, as it is shown."""
+    found = next(one for one in data["runs"]["columns"] if one["title"] == title)
+    return found.get("labels", found["values"])
 
 
 # The answer
@@ -47,7 +55,8 @@ def test_without_cells_there_is_a_page_that_says_so():
     data = index_data([], PAPER)
     assert data["answers"]["fair"]["title"] == "Whether FedMRL wins cannot be said yet"
     assert "0 of 200 runs are measured" in data["facts"] and data["answers"]["fair"]["cards"] == []
-    assert not any(data[part] for part in ("tables", "curves", "costs", "sweeps", "cells"))
+    assert not any(data[part] for part in ("tables", "curves", "costs", "sweeps", "runs"))
+    assert list(data["contents"]) == ["repeat", "glossary"]
     assert data["clients"] == data["inference"] == {"fair": [], "own": []}
 
 
@@ -205,7 +214,7 @@ def test_the_share_of_clients_that_gain_stands_beside_the_papers():
     assert values(card(cells, "Most clients gain", "own")) == ["25 %"]
     assert card(cells, "Most clients gain", "paper") is None, "the paper's protocol does not look at all clients"
     (panel,) = index_data(cells, PAPER)["clients"]["fair"]
-    assert panel["gains"] == pytest.approx([0.1, 0.1, 0.1, -0.1]) and plain(panel["paper"]) == "The paper: 87 %."
+    assert panel["chart"]["labels"] == ["+10.0", "+10.0", "+10.0", "−10.0"] and plain(panel["paper"]) == "The paper: 87 %."
 
 
 def test_mix_small_is_enough_where_it_is_nearer_to_mix_large_than_to_a_single_model():
@@ -298,7 +307,9 @@ def test_the_table_has_ours_and_under_the_papers_protocol_its_number_and_the_dif
     data = index_data([cell(MAIN, "fedmrl", s, fair=0.8, paper=p) for s, p in enumerate((0.94, 0.96))], PAPER)
     assert entry(data, "FedMRL", 2, "fair") == {"text": "80.00 ± 0.00", "mark": "best"}
     shown = entry(data, "FedMRL", 2, "paper")
-    assert shown == {"text": "95.00 ± 1.41", "mark": "best", "aside": "95.85", "difference": "−0.85"}
+    assert shown == {
+        "text": "95.00 ± 1.41", "mark": "best", "aside": "95.85", "aside_mark": "best", "difference": "−0.85"
+    }  # fmt: skip
 
 
 def test_what_diverged_and_what_is_missing_are_told_apart():
@@ -306,18 +317,26 @@ def test_what_diverged_and_what_is_missing_are_told_apart():
     assert entry(data, "FD", 2, "fair")["text"] == "–" and entry(data, "FML", 2, "fair")["text"] == "·"
     panel = data["curves"][2]
     assert panel["absent"].startswith("Failed to converge: FD. Not measured: Standalone, ")
-    assert data["curves"][0]["series"] == [] and "homogeneous" not in data["tables"]
+    assert data["curves"][0]["charts"] is None and "homogeneous" not in data["tables"]
 
 
 def test_a_long_curve_is_thinned_to_its_last_round():
-    rounds, curves = list(range(1, 501)), np.arange(1, 501, dtype=float)[None]
-    kept, shown = thinned(rounds, curves, means=True)
-    assert len(kept) == MOST_POINTS and kept[-1] == 500 and shown[0, -1] == 498.0, "the mean of rounds 496 to 500"
-    kept, shown = thinned(rounds, curves, means=False)
-    assert shown[0].tolist() == kept
-    kept, shown = thinned([2, 4, 6], np.array([[1.0, 2.0, 3.0]]), means=True)
-    assert kept == [2, 4, 6] and shown[0].tolist() == [1, 2, 3], "a short one stays as it is"
-    assert thinned(list(range(1, 104)), np.zeros((2, 103)), means=True)[1].shape == (2, 52)
+    kept = thinned(500)
+    assert len(kept) <= MOST_POINTS and kept[-1] == 499 and len(set(np.diff(kept))) == 1
+    assert thinned(3) == [0, 1, 2], "a short one stays as it is"
+
+
+def test_the_page_and_the_figure_draw_the_same_curve():
+    noisy = {"participants": Curve(rounds=list(range(1, 41)), own=[0.4, 0.6] * 20)}
+    cells = [cell(MAIN, "fedmrl", curves=noisy)]
+    _, drawn = curves_figure(Outcomes(cells, PAPER), "paper").axes[2].lines
+    (line,) = index_data(cells, PAPER)["curves"][2]["charts"]["paper"]["lines"]
+    assert line["mean"] == pytest.approx(drawn.get_ydata(), abs=0.01)
+
+
+def test_panels_of_a_dataset_share_their_limits():
+    charts = [panel["charts"]["fair"]["y"] for panel in index_data(all_cells(PAPER), PAPER)["curves"]]
+    assert charts[0] == charts[1] == charts[2] != charts[3] == charts[4] == charts[5]
 
 
 def test_a_sweep_is_shown_only_where_it_has_a_run_of_its_own():
@@ -326,7 +345,8 @@ def test_a_sweep_is_shown_only_where_it_has_a_run_of_its_own():
     data = index_data([*plain_runs, cell(f"{MAIN}-dirichlet-0.3", "fedmrl", fair=0.6)], PAPER)
     (sweep,) = data["sweeps"]
     (panel,) = sweep["panels"]
-    assert sweep["name"] == "non-iid-dirichlet" and panel["series"][0]["fair"] == {"rounds": [0.3], "mean": [0.6]}
+    fair = panel["charts"]["fair"]
+    assert sweep["name"] == "non-iid-dirichlet" and fair["lines"][0]["mean"] == [60.0] and fair["places"] == [(0.3, "α = 0.3")]
     assert "FedProto at 0.3" in panel["absent"]
 
 
@@ -336,15 +356,15 @@ def test_a_sweep_is_shown_only_where_it_has_a_run_of_its_own():
 def test_seeds_and_runs_that_shared_the_device_share_their_time():
     cells = [cell(MAIN, "fedmrl", seed, together=3, wall_seconds=90.0, device="H200") for seed in range(3)]
     data = index_data([*cells, cell(MAIN, "fd", wall_seconds=60.0, at_once=2, device="H200")], PAPER)
-    assert [row["seconds"] for row in data["cells"]] == [30.0] * 4 and data["time"] == "2 min 0 s on H200"
+    assert column(data, "seconds") == ["30.0"] * 4 and data["repeat_says"].startswith("2 min 0 s on H200 for these 4 runs")
 
 
 def test_runs_of_another_recipe_are_left_out_and_named_and_those_beyond_the_figures_counted():
     mine, old = cell(MAIN, "fedmrl", 0, fair=0.8), cell(MAIN, "fedmrl", 1, fair=0.9, **OLD)
     data = index_data([mine, old, cell(f"{MAIN}-by-hand", "fedmrl")], PAPER)
-    assert [row.get("other", False) for row in data["cells"]] == [False, True, False]
+    assert [state.endswith("†") for state in column(data, "final states")] == [False, True, False]
     left_out = "Left out, as measured with another recipe than this version has: cifar10-n100/fedmrl (seed 1)."
-    assert data["notes"] == [left_out] and data["beyond"] == 1
+    assert data["notes"] == [left_out] and "(1 of them beyond what" in data["repeat_says"]
     assert "1 of 200 runs are measured" in data["facts"] and entry(data, "FedMRL", 2, "fair")["text"] == "80.00"
 
 
@@ -359,16 +379,16 @@ def test_no_text_in_a_cell_becomes_markup():
     found = Elements(index([cell(MAIN, "fedmrl", **texts), bad], PAPER))
     expected = Elements(index([cell(MAIN, "fedmrl"), diverged(MAIN, "fd")], PAPER))
     assert found.tags == expected.tags
-    assert json.loads(found.scripts[0])["cells"][1]["command"] == EVIL
+    assert EVIL in column(json.loads(found.scripts[0]), "command")
 
 
 @pytest.mark.parametrize("scale", [PAPER, QUICK], ids=["paper", "quick"])
 def test_a_whole_reproduction_is_one_small_file_that_asks_for_nothing(scale, tmp_path):
     path = write_index(all_cells(scale), scale, tmp_path / "new")
     text = path.read_text(encoding="utf-8")
-    assert "default-src 'none'" in text and "{{" not in text.split("<script>")[0]
+    assert "default-src 'none'" in text and "{{" not in text
     assert not [word for word in ("https://", 'src="', "@import", "url(") if word in text]
-    assert len(text) < 400_000 and path == tmp_path / "new" / "index.html"
+    assert len(text) < 500_000 and path == tmp_path / "new" / "index.html"
 
 
 def test_results_open_with_the_page_of_the_papers_scale_or_the_one_nearest_to_it(tmp_path):
@@ -386,3 +406,11 @@ def test_a_reproduction_names_only_what_it_wrote(tmp_path, capsys):
     said = capsys.readouterr().out
     assert f"Page: {tmp_path / 'index.html'}" in said and f"Tables: {tmp_path / 'tables'}" in said
     assert "Figures" not in said and not (tmp_path / "figures").exists()
+
+
+def test_a_target_that_nobody_reached_is_folded_away():
+    cells = [cell(MAIN, method, **reaching(0.9, 40 if method == "fedmrl" else None)) for method in ("fedmrl", "fml")]
+    assert index_data(cells, PAPER)["costs"]["fair"][0]["reached"]
+    never = [cell(MAIN, method, **reaching(0.9)) for method in ("fedmrl", "fml")]
+    assert not index_data(never, PAPER)["costs"]["fair"][0]["reached"]
+    assert "<summary>Reached by none: CIFAR-10, 90%" in index(never, PAPER)

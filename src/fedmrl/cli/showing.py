@@ -40,6 +40,7 @@ def partition(
     from fedmrl.config import load_named
     from fedmrl.data import sources
     from fedmrl.data.partition import partition as deal
+    from fedmrl.report.charts import HeatMap
     from fedmrl.report.figures import partition_figure
 
     if out_file is not None and out_file.suffix not in (".png", ".svg", ".pdf"):
@@ -57,5 +58,5 @@ def partition(
     render.split(named, data, counts)
     if out_file is not None:
         each = np.array([train + test for train, test in counts])
-        partition_figure(each, data.classes, f"{named.name}: who has what", out_file)
+        partition_figure(HeatMap(each, data.classes), f"{named.name}: who has what", out_file)
         say(f"Picture: {out_file}")

@@ -1,4 +1,4 @@
-// What any page of fedmrl can use: elements, the theme, charts, sortable tables. It knows nothing of a page's data.
+// What any page of fedmrl can use: charts, drawn as `charts.py` has worked them out, sortable tables, the theme.
 // Text from files only ever becomes a text node, so it cannot become markup.
 "use strict";
 
@@ -20,54 +20,20 @@ const el = (tag, attributes = {}, ...children) => fill(document.createElement(ta
 const draw = (tag, attributes = {}, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 const byId = (id) => document.getElementById(id);
 
-/** The answer at the top of a page: its title, a sentence or two, and cards, each made by `card`. */
-function showAnswer({ title, lead, cards }, card) {
-  byId("answer").textContent = title;
-  byId("lead").textContent = lead;
-  byId("cards").replaceChildren(...cards.map(card));
-}
-// Whose models count where each client is looked at: the paper's protocol has no such count, so it is the fair one's.
-const ofAll = () => (state.protocol === "own" ? "own" : "fair"); // `state` is the page's
-const WITH = { fair: "with the latest the server has", own: "with the copy of the shared part that it trained last" };
-const many = (number) => number.toLocaleString("en");
-// Ties go to the even digit, as in all that Python writes: 81.25 is 81.2 wherever it stands.
-const tenths = (value) => (Number.isInteger(4 * value) && !Number.isInteger(2 * value) ? Math.round(5 * value) / 5 : value).toFixed(1);
-const percent = (share) => `${tenths(100 * share)} %`;
-const points = (share) => `${share > 0 ? "+" : share < 0 ? "−" : ""}${tenths(Math.abs(100 * share))}`;
+const data = JSON.parse(byId("data").textContent);
+const chosen = (name) => document.querySelector(`input[name="${name}"]:checked`).value;
+const radios = (name, onchange) => document.querySelectorAll(`input[name="${name}"]`).forEach((radio) => radio.addEventListener("change", onchange));
+// Where all clients are looked at: the paper's protocol does not look at them, so it is the fair one.
+const ofAll = () => (chosen("protocol") === "own" ? "own" : "fair");
 
-// The shapes of markers, by matplotlib's names for them. A look is a colour and such a name: {colour, marker}.
-const SHAPES = {
-  o: "M-1 0A1 1 0 1 0 1 0A1 1 0 1 0 -1 0Z",
-  s: "M-.9-.9H.9V.9H-.9Z",
-  "^": "M0-1.15L1.1.8H-1.1Z",
-  D: "M0-1.3L1.15 0L0 1.3L-1.15 0Z",
-  v: "M0 1.15L1.1-.8H-1.1Z",
-  P: "M-.4-1.2H.4V-.4H1.2V.4H.4V1.2H-.4V.4H-1.2V-.4H-.4Z",
-  X: "M-1.15-.55L-.55-1.15L0-.6L.55-1.15L1.15-.55L.6 0L1.15.55L.55 1.15L0 .6L-.55 1.15L-1.15.55L-.6 0Z",
-  h: "M0-1.2L1.05-.6V.6L0 1.2L-1.05.6V-.6Z",
-  d: "M0-1.35L.75 0L0 1.35L-.75 0Z",
-  p: "M0-1.15L1.1-.35L.68.95H-.68L-1.1-.35Z",
-  "<": "M-1.15 0L.8-1.1V1.1Z",
-  ">": "M1.15 0L-.8-1.1V1.1Z",
-  "*": "M0-1.35L.35-.45L1.3-.4L.55.2L.8 1.1L0 .6L-.8 1.1L-.55.2L-1.3-.4L-.35-.45Z",
-};
-
+// A look is a colour and the name of a marker: {colour, marker}.
 const marker = (look, x, y, size = 4.5) =>
-  draw("path", { class: "marker", look, d: SHAPES[look.marker], transform: `translate(${x} ${y}) scale(${size})`, "vector-effect": "non-scaling-stroke" });
+  draw("path", { class: "marker", look, d: data.shapes[look.marker], transform: `translate(${x} ${y}) scale(${size})`, "vector-effect": "non-scaling-stroke" });
 
 // A series' colour and shape, and its name.
 function named(look, name) {
   const swatch = draw("svg", { width: 14, height: 14, viewBox: "-7 -7 14 14", "aria-hidden": "true" }, marker(look, 0, 0, 5.5));
   return el("span", { class: "name" }, swatch, name);
-}
-
-function ticks(low, high, count, least = 0) {
-  const rough = Math.max((high - low) / count, least, 1e-9);
-  const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= rough - 1e-12);
-  const first = Math.ceil(low / step - 1e-9);
-  const last = Math.floor(high / step + 1e-9);
-  return Array.from({ length: Math.max(0, last - first + 1) }, (_, i) => (first + i) * step);
 }
 
 // Draw again whenever the box has another width.
@@ -131,201 +97,155 @@ function putTooltip(tooltip, box, x, y) {
   tooltip.style.transform = `translate(${left}px, ${Math.max(0, Math.min(y, box.clientHeight - height))}px)`;
 }
 
-function chartBox(label, hint) {
+// A chart's box; what is written above and below it is text of the page, so that it is never cut.
+function chartBox(into) {
   const said = el("p", { class: "unseen", "aria-live": "polite" });
   const tooltip = el("div", { class: "tooltip", hidden: true, "aria-hidden": "true" });
-  const box = el("div", { class: "chart", tabindex: 0, role: "group", "aria-roledescription": "chart", "aria-label": label }, tooltip);
-  const parts = [box, said, hint ? el("p", { class: "hint" }, hint) : null].filter(Boolean);
-  return { box, said, tooltip, parts };
+  const box = el("div", { class: "chart", tabindex: 0, role: "group", "aria-roledescription": "chart" }, tooltip);
+  const [above, below] = [el("p", { class: "axis-title" }), el("p", { class: "axis-title below" })];
+  into.append(above, box, below, said);
+  const name = (label, top, bottom) => {
+    box.setAttribute("aria-label", label);
+    above.textContent = top;
+    below.textContent = bottom;
+  };
+  const put = (svg) => {
+    box.querySelector(":scope > svg")?.remove();
+    box.prepend(svg);
+  };
+  return { box, said, tooltip, name, put };
 }
 
-// The least and the greatest value of some series.
-function extent(series) {
-  const every = series.flatMap((one) => [...(one.low || one.mean), ...(one.high || one.mean), ...(one.best || []).map(([, value]) => value)]);
-  return every.length ? [Math.min(...every), Math.max(...every)] : [0, 1];
-}
+const scale = (axis, from, to) => (value) => from + ((value - axis.low) / (axis.high - axis.low || 1)) * (to - from);
 
-// Curves with their bands, a legend that switches them off and on, and a crosshair.
-// series: [{name, look, rounds, mean, low?, high?, counts?, best?, strong?}]; `counts` says what counts of it,
-// where that is not its end, and `best` has the points it comes from, [round, value] for each seed; `show` takes another list, and the limits of y if others share them.
-// `at` says a place along x, `xTicks` has the ticks where x is no round.
-function lineChart(into, { label, yLabel = "", xLabel = "round", height = 380, legend = true, hint = null, at = (round) => `Round ${round}`, xTicks = null }) {
-  const { box, said, tooltip, parts } = chartBox(label, hint);
-  const list = el("ul", { class: "legend", "aria-label": "Series; press to hide or show" });
-  const hidden = new Set();
-  let series = [];
-  let rounds = [];
-  let limits = null;
-  let x, y, cross;
+const gridLine = (y, left, right, tick) => [
+  draw("line", { class: "grid", x1: left, x2: right, y1: y(tick[0]), y2: y(tick[0]) }),
+  draw("text", { x: left - 8, y: y(tick[0]) + 4, "text-anchor": "end" }, tick[1]),
+];
 
-  const visible = () => series.filter((one) => !hidden.has(one.name));
+// Lines with their bands, and a crosshair, as `charts.py` has worked them out. `show` takes a chart; names in `hidden` are not drawn.
+function lineChart(into, hidden = new Set()) {
+  const { box, said, tooltip, name, put } = chartBox(into);
+  let chart, x, y, cross, tall;
+
+  const visible = () => chart.lines.filter((line) => !hidden.has(line.name));
+  const points = (line, values) => values.map((value, i) => (value === null ? null : `${x(chart.places[i][0]).toFixed(1)} ${y(value).toFixed(1)}`)).filter(Boolean);
 
   function redraw() {
+    if (!chart) return;
     clear();
     const width = box.clientWidth || 640;
-    const tall = width < 560 ? Math.min(height, 300) : height;
-    const shown = visible();
-    rounds = [...new Set(shown.flatMap((one) => one.rounds))].sort((a, b) => a - b);
+    tall = width < 560 ? Math.min(chart.height, 300) : chart.height;
     const roomy = width >= 640;
-    const margin = { top: 26, right: roomy ? 34 + 8.2 * Math.max(0, ...shown.map((one) => short(one.name).length + 1 + counted(one).length)) : 14, bottom: 42, left: 50 };
-    let [low, high] = limits || extent(shown);
-    const room = Math.max((high - low) * 0.08, 0.02);
-    [low, high] = [Math.max(0, low - room), Math.min(1, high + room)];
-    const first = rounds[0] ?? 0;
-    const last = rounds.at(-1) ?? 1;
-    x = (round) => margin.left + (last > first ? (round - first) / (last - first) : xTicks ? 0.5 : 0) * (width - margin.left - margin.right);
-    y = (value) => tall - margin.bottom - ((value - low) / (high - low)) * (tall - margin.top - margin.bottom);
-    const bottom = tall - margin.bottom;
+    const [left, right, bottom] = [40, width - (roomy ? 30 + 8.2 * Math.max(0, ...chart.lines.map((line) => line.end.length)) : 14), tall - 26];
+    x = chart.places.length > 1 ? scale(chart.x, left + 6, right) : () => (left + right) / 2;
+    y = scale(chart.y, bottom, 8);
     const svg = draw("svg", { height: tall, viewBox: `0 0 ${width} ${tall}`, "aria-hidden": "true" });
-    for (const tick of ticks(low, high, tall / (tall < 300 ? 50 : 70))) {
-      svg.append(
-        draw("line", { class: "grid", x1: margin.left, x2: width - margin.right, y1: y(tick), y2: y(tick) }),
-        draw("text", { x: margin.left - 8, y: y(tick) + 4, "text-anchor": "end" }, `${+(100 * tick).toFixed(1)}%`),
-      );
+    svg.append(...chart.y.ticks.flatMap((tick) => gridLine(y, left, right, tick)), draw("line", { class: "axis", x1: left, x2: right, y1: bottom, y2: bottom }));
+    svg.append(...chart.x.ticks.map(([place, label]) => draw("text", { x: x(place), y: bottom + 18, "text-anchor": "middle" }, label)));
+    const shown = visible();
+    for (const line of shown) if (line.low) svg.append(draw("path", { class: "band", look: line.look, d: `M${[...points(line, line.high), ...points(line, line.low).reverse()].join("L")}Z` }));
+    for (const line of [...shown].reverse()) {
+      const at = points(line, line.mean);
+      svg.append(draw("path", { class: line.strong ? "line strong" : "line", look: line.look, d: `M${at.join("L")}` }));
+      if (at.length <= 40) svg.append(...at.map((point) => marker(line.look, ...point.split(" "))));
     }
-    svg.append(draw("line", { class: "axis", x1: margin.left, x2: width - margin.right, y1: bottom, y2: bottom }));
-    const places = xTicks?.filter((tick) => tick >= first && tick <= last);
-    for (const tick of places || (rounds.length ? ticks(first, last, (width - margin.left - margin.right) / 70, 1) : []))
-      svg.append(draw("text", { x: x(tick), y: bottom + 18, "text-anchor": "middle" }, tick));
-    svg.append(
-      draw("text", { x: (margin.left + width - margin.right) / 2, y: tall - 4, "text-anchor": "middle" }, xLabel),
-      draw("text", { x: 0, y: 12 }, yLabel),
-    );
-    for (const one of shown) if (one.low) svg.append(draw("path", { class: "band", look: one.look, d: band(one) }));
-    for (const one of [...shown].reverse()) {
-      svg.append(draw("path", { class: one.strong ? "line strong" : "line", look: one.look, d: "M" + one.rounds.map((r, i) => `${x(r).toFixed(1)} ${y(one.mean[i]).toFixed(1)}`).join("L") }));
-      if (one.rounds.length <= 40) one.rounds.forEach((r, i) => svg.append(marker(one.look, x(r), y(one.mean[i]))));
+    for (const line of shown) {
+      svg.append(...line.rings.map(([place, value]) => draw("circle", { class: "ring", look: line.look, cx: x(place), cy: y(value), r: 8.5 })));
+      if (roomy) svg.append(marker(line.look, right + 18, y(line.endAt)), draw("text", { class: "end", x: right + 28, y: y(line.endAt) + 4 }, line.end));
     }
-    for (const one of shown) for (const [round, value] of one.best || []) svg.append(draw("circle", { class: "ring", look: one.look, cx: x(round), cy: y(value), r: 8.5 }));
-    if (roomy) labelEnds(svg, shown, width - margin.right + 14, margin.top, bottom);
-    cross = draw("g");
-    svg.append(cross);
-    box.querySelector("svg")?.remove();
-    box.prepend(svg);
-  }
-
-  const band = (one) => {
-    const upper = one.rounds.map((r, i) => `${x(r).toFixed(1)} ${y(one.high[i]).toFixed(1)}`);
-    const lower = one.rounds.map((r, i) => `${x(r).toFixed(1)} ${y(one.low[i]).toFixed(1)}`).reverse();
-    return `M${[...upper, ...lower].join("L")}Z`;
-  };
-
-  const short = (name) => (name.length > 26 ? `${name.slice(0, 25)}…` : name);
-  const counted = ({ counts, mean }) => counts ?? percent(mean.at(-1));
-
-  // Each curve's name and what counts of it at its end, moved apart where they would lie on each other.
-  function labelEnds(svg, shown, left, top, bottom) {
-    const ends = shown.map((one) => ({ one, at: y(one.mean.at(-1)) })).sort((a, b) => a.at - b.at);
-    const apart = 17;
-    ends.forEach((end, i) => (end.at = Math.max(end.at, i ? ends[i - 1].at + apart : top)));
-    for (let i = ends.length - 1; i >= 0; i--) ends[i].at = Math.min(ends[i].at, i < ends.length - 1 ? ends[i + 1].at - apart : bottom);
-    for (const { one, at } of ends) {
-      svg.append(marker(one.look, left + 4, at), draw("text", { class: "end", x: left + 14, y: at + 4 }, `${short(one.name)} ${counted(one)}`));
-    }
+    svg.append((cross = draw("g")));
+    put(svg);
   }
 
   function show(place) {
     cross?.replaceChildren();
     tooltip.hidden = true;
-    if (place === null || !rounds.length) return "";
-    const round = rounds[place];
-    const values = visible().map((one) => ({ one, i: one.rounds.indexOf(round) }));
-    const measured = values.filter(({ i }) => i >= 0);
-    cross.append(draw("line", { class: "cross", x1: x(round), x2: x(round), y1: 20, y2: box.querySelector("svg").clientHeight - 42 }));
-    for (const { one, i } of measured) cross.append(marker(one.look, x(round), y(one.mean[i]), 6.5));
-    measured.sort((a, b) => b.one.mean[b.i] - a.one.mean[a.i]);
-    const spread = ({ one, i }) => (one.low ? ` (${tenths(100 * one.low[i])}–${tenths(100 * one.high[i])})` : "");
-    const rows = measured.flatMap((v) => [
-      el("dt", {}, named(v.one.look, v.one.name)),
-      el("dd", {}, percent(v.one.mean[v.i]), el("small", {}, spread(v))),
-    ]);
-    const missing = values.filter(({ i }) => i < 0).flatMap(({ one }) => [el("dt", {}, named(one.look, one.name)), el("dd", {}, el("small", {}, "not measured"))]);
-    tooltip.replaceChildren(el("b", {}, at(round)), el("dl", {}, rows, missing));
-    putTooltip(tooltip, box, x(round), 30);
-    return `${at(round)}: ${measured.map((v) => `${v.one.name} ${percent(v.one.mean[v.i])}`).join(", ")}`;
+    if (place === null || !chart.places.length) return "";
+    const [value, title] = chart.places[place];
+    const measured = visible().filter((line) => line.mean[place] !== null).sort((a, b) => b.mean[place] - a.mean[place]);
+    const missing = visible().filter((line) => line.mean[place] === null);
+    cross.append(draw("line", { class: "cross", x1: x(value), x2: x(value), y1: 8, y2: tall - 26 }), ...measured.map((line) => marker(line.look, x(value), y(line.mean[place]), 6.5)));
+    const rows = measured.flatMap((line) => [el("dt", {}, named(line.look, line.name)), el("dd", {}, line.labels[place], " ", el("small", {}, line.spreads?.[place]))]);
+    tooltip.replaceChildren(el("b", {}, title), el("dl", {}, rows, missing.flatMap((line) => [el("dt", {}, named(line.look, line.name)), el("dd", {}, el("small", {}, "not measured"))])));
+    putTooltip(tooltip, box, x(value), 20);
+    return `${title}: ${measured.map((line) => `${line.name} ${line.labels[place]}`).join(", ")}`;
   }
 
-  const under = (event) => nearest(rounds.map((round) => x(round)), event.clientX - box.getBoundingClientRect().left);
-  const clear = explore(box, said, { ...along(() => rounds.length), place: under, show });
-
-  function legendEntries() {
-    list.replaceChildren(
-      ...series.map((one) => {
-        const flip = () => {
-          hidden.has(one.name) ? hidden.delete(one.name) : hidden.add(one.name);
-          button.setAttribute("aria-pressed", String(!hidden.has(one.name)));
-          redraw();
-        };
-        const button = el("button", { type: "button", "aria-pressed": String(!hidden.has(one.name)), onclick: flip }, named(one.look, one.name));
-        return el("li", {}, button);
-      }),
-    );
-  }
-
-  into.append(...(legend ? [list] : []), ...parts);
+  const under = (event) => nearest(chart.places.map(([place]) => x(place)), event.clientX - box.getBoundingClientRect().left);
+  const clear = explore(box, said, { ...along(() => chart.places.length), place: under, show });
   atEachWidth(box, redraw);
   return {
-    show(next, shared = null) {
-      series = next;
-      limits = shared;
-      if (legend && series.length > 1) legendEntries();
+    redraw,
+    show(next) {
+      chart = next;
+      name(chart.label, chart.y.title, chart.x.title);
       redraw();
     },
   };
 }
 
-// Sorted differences, one for each client: how many gain, and how much.
-// rows: [{client, difference, words: [[name, value], ...]}], from the largest gain to the largest loss.
-function differenceChart(into, { label, yLabel, gain, loss, rows, height = 220, hint = null }) {
-  const { box, said, tooltip, parts } = chartBox(label, hint);
-  let x, y, each, mark;
-  const inset = { top: 26, right: 14, bottom: 30, left: 50 };
+// A legend whose entries hide a series and show it again.
+function legend(into, series, hidden, redraw) {
+  const entries = series.map(({ name, look }) => {
+    const flip = () => {
+      hidden.delete(name) || hidden.add(name);
+      button.setAttribute("aria-pressed", String(!hidden.has(name)));
+      redraw();
+    };
+    const button = el("button", { type: "button", "aria-pressed": "true", onclick: flip }, named(look, name));
+    return el("li", {}, button);
+  });
+  into.append(el("ul", { class: "legend", "aria-label": "Series; press to hide or show" }, entries));
+}
+
+// Sorted differences, a bar for each client. `words(client)` says more of one: [[name, value], ...].
+function differenceChart(into, chart, words = () => []) {
+  const { box, said, tooltip, name, put } = chartBox(into);
+  name(chart.label, chart.y.title, "clients, from the largest gain to the largest loss");
+  const height = 200;
+  const values = chart.labels.map((label) => Number(label.replace("−", "-")));
+  const y = scale(chart.y, height - 8, 8);
+  const left = 40;
+  let x, each, mark;
 
   function redraw() {
     clear();
     const width = box.clientWidth || 640;
-    const all = rows.map((row) => row.difference);
-    const [high, low] = [Math.max(0.01, ...all) * 1.1, Math.min(-0.01, ...all) * 1.1];
-    each = (width - inset.left - inset.right) / rows.length;
-    x = (i) => inset.left + i * each;
-    y = (value) => inset.top + ((high - value) / (high - low)) * (height - inset.top - inset.bottom);
+    each = (width - left - 8) / values.length;
+    x = (i) => left + i * each;
     const svg = draw("svg", { height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
-    for (const tick of ticks(low, high, height / 35))
-      svg.append(
-        draw("line", { class: "grid", x1: inset.left, x2: width - inset.right, y1: y(tick), y2: y(tick) }),
-        draw("text", { x: inset.left - 8, y: y(tick) + 4, "text-anchor": "end" }, points(+tick.toFixed(6)).replace(/\.0$/, "")),
-      );
+    svg.append(...chart.y.ticks.flatMap((tick) => gridLine(y, left, width - 8, tick)));
     const gap = each > 5 ? Math.min(each * 0.2, 4) : 0;
-    for (const [look, sign] of [[gain, 1], [loss, -1]]) {
-      const d = rows.map((row, i) => (row.difference * sign > 0 ? `M${(x(i) + gap / 2).toFixed(2)} ${y(0).toFixed(1)}V${y(row.difference).toFixed(1)}h${(each - gap).toFixed(2)}V${y(0).toFixed(1)}Z` : "")).join("");
-      svg.append(draw("path", { class: "filled", look, d }));
+    for (const [look, sign] of [[chart.gain, 1], [chart.loss, -1]]) {
+      const bars = values.map((value, i) => (value * sign > 0 ? `M${(x(i) + gap / 2).toFixed(2)} ${y(0).toFixed(1)}V${y(value).toFixed(1)}h${(each - gap).toFixed(2)}V${y(0).toFixed(1)}Z` : ""));
+      svg.append(draw("path", { class: "filled", look, d: bars.join("") }));
     }
-    svg.append(
-      draw("line", { class: "axis", x1: inset.left, x2: width - inset.right, y1: y(0), y2: y(0) }),
-      draw("text", { x: 0, y: 12 }, yLabel),
-      draw("text", { x: (inset.left + width - inset.right) / 2, y: height - 6, "text-anchor": "middle" }, "clients, from the largest gain to the largest loss"),
-      (mark = draw("g")),
-    );
-    box.querySelector("svg")?.remove();
-    box.prepend(svg);
+    svg.append(draw("line", { class: "axis", x1: left, x2: width - 8, y1: y(0), y2: y(0) }));
+    if (chart.ties) {
+      const [first, last, label] = chart.ties;
+      svg.append(draw("line", { class: "ties", x1: x(first) + gap / 2, x2: x(last + 1) - gap / 2, y1: y(0), y2: y(0) }));
+      svg.append(draw("text", { class: "tie", x: (x(first) + x(last + 1)) / 2, y: y(0) - 9, "text-anchor": "middle" }, label));
+    }
+    svg.append((mark = draw("g")));
+    put(svg);
   }
 
   function show(place) {
     mark?.replaceChildren();
     tooltip.hidden = true;
     if (place === null) return "";
-    const row = rows[place];
     const middle = x(place) + each / 2;
-    mark.append(draw("line", { class: "cross", x1: middle, x2: middle, y1: inset.top, y2: height - inset.bottom }));
-    const words = [...row.words, ["difference", `${points(row.difference)} points`]];
-    tooltip.replaceChildren(el("b", {}, `Client ${row.client}`), el("dl", {}, words.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])));
+    mark.append(draw("line", { class: "cross", x1: middle, x2: middle, y1: 8, y2: height - 8 }));
+    const client = chart.clients[place];
+    const rows = [...words(client), ["difference", `${chart.labels[place]} points`]];
+    tooltip.replaceChildren(el("b", {}, `Client ${client}`), el("dl", {}, rows.flatMap(([what, value]) => [el("dt", {}, what), el("dd", {}, value)])));
     putTooltip(tooltip, box, middle, 30);
-    return `Client ${row.client}: ${words.map((pair) => pair.join(" ")).join(", ")}`;
+    return `Client ${client}: ${rows.map((pair) => pair.join(" ")).join(", ")}`;
   }
 
-  const under = (event) => Math.min(Math.max(Math.floor((event.clientX - box.getBoundingClientRect().left - inset.left) / each), 0), rows.length - 1);
-  const clear = explore(box, said, { ...along(() => rows.length), place: under, show });
-  into.append(...parts);
+  const under = (event) => Math.min(Math.max(Math.floor((event.clientX - box.getBoundingClientRect().left - left) / each), 0), values.length - 1);
+  const clear = explore(box, said, { ...along(() => values.length), place: under, show });
   atEachWidth(box, redraw);
 }
 
@@ -341,11 +261,11 @@ function resolved(node, property) {
 const mixed = (from, to, share) => from.map((value, i) => Math.round(value + (to[i] - value) * share));
 
 // Counts by class (rows) and client (columns). counts: for each client [class, count, class, count, ...].
-function heatMap(into, { label, names, counts }) {
-  const { box, said, tooltip, parts } = chartBox(label, "Point at a cell, or focus the map and use the arrow keys.");
+function heatMap(into, { label, names, counts, low: least, high: most, every }) {
+  into.append(el("p", { class: "ramp" }, `${least}`, el("i"), `${most} training samples`));
+  const { box, said, tooltip, name } = chartBox(into);
+  name(label, "", "Point at a cell, or focus the map and use the arrow keys.");
   const rowHeight = names.length <= 30 ? 24 : 12;
-  const each = names.length <= 30 ? 1 : 5;
-  const most = Math.max(1, ...counts.flatMap((own) => own.filter((_, i) => i % 2)));
   const table = counts.map((own) => {
     const row = new Array(names.length).fill(0);
     for (let i = 0; i < own.length; i += 2) row[own[i]] = own[i + 1];
@@ -353,8 +273,9 @@ function heatMap(into, { label, names, counts }) {
   });
   const canvas = el("canvas");
   const wide = el("div", { class: "wide" }, canvas);
-  const labels = el("ol", { "aria-hidden": "true" }, names.map((name, i) => el("li", { style: `height: ${rowHeight}px; line-height: ${rowHeight}px`, title: name }, i % each ? "" : name)));
-  box.append(el("div", { class: "heat" }, labels, shaded(wide)));
+  const labels = el("ol", { "aria-hidden": "true" }, names.map((name, i) => el("li", { style: `height: ${rowHeight}px; line-height: ${rowHeight}px`, title: name }, i % every.names ? "" : name)));
+  box.append(el("div", { class: "heat" }, labels, el("div", { class: "shaded" }, wide)));
+  shade(wide);
   let cell = 24;
   let at = null;
 
@@ -375,7 +296,7 @@ function heatMap(into, { label, names, counts }) {
     const numbers = cell >= 22 && rowHeight >= 18 && most < 1000;
     table.forEach((row, client) =>
       row.forEach((count, label) => {
-        const share = most > 1 ? (count - 1) / (most - 1) : 1;
+        const share = most > least ? (count - least) / (most - least) : 1;
         pen.fillStyle = `rgb(${count ? mixed(low, high, share) : none})`;
         pen.fillRect(client * cell, label * rowHeight, cell - gap, rowHeight - 1);
         if (numbers && count) {
@@ -385,8 +306,7 @@ function heatMap(into, { label, names, counts }) {
       }),
     );
     pen.fillStyle = `rgb(${muted})`;
-    const every = [1, 2, 5, 10, 20, 50, 100].find((n) => n * cell >= 30) || 100;
-    table.forEach((_, client) => client % every || pen.fillText(client, client * cell + cell / 2, names.length * rowHeight + 13));
+    table.forEach((_, client) => client % every.clients || pen.fillText(client, client * cell + cell / 2, names.length * rowHeight + 13));
     if (at) {
       pen.strokeStyle = `rgb(${ink})`;
       pen.lineWidth = 2;
@@ -421,14 +341,13 @@ function heatMap(into, { label, names, counts }) {
     },
     show,
   });
-  into.append(el("p", { class: "ramp" }, "1", el("i"), `${most} training samples`), ...parts);
   atEachWidth(box, redraw);
   onTheme(redraw);
 }
 
-// A box around one that scrolls, with a shade at each edge beyond which there is more.
-function shaded(box) {
-  const outer = el("div", { class: "shaded" }, box);
+// Shades at each edge of a box that scrolls, beyond which there is more.
+function shade(box) {
+  const outer = box.parentElement;
   const look = () => {
     outer.toggleAttribute("data-left", box.scrollLeft > 1);
     outer.toggleAttribute("data-right", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
@@ -437,20 +356,15 @@ function shaded(box) {
   box.addEventListener("scroll", look, { passive: true });
   const watch = new ResizeObserver(look);
   for (const node of [box, ...box.children]) watch.observe(node);
-  return outer;
 }
-
-// A table in a box of its own that scrolls, so that the page never does.
-const scrolling = (label, table, kind = "") => shaded(el("div", { class: `scroll ${kind}`, tabindex: 0, role: "region", "aria-label": `${label}; scroll with the arrow keys` }, table));
 
 // A bar and its value.
 const measure = (look, share, words) =>
-  el("div", { class: "measure" }, el("span", { class: "track" }, el("i", { look, style: `width: ${Math.max(0, Math.min(1, share)) * 100}%` })), el("span", {}, words));
+  el("div", { class: "measure" }, el("span", { class: "track" }, el("i", { look, style: `width: ${100 * share}%` })), el("span", {}, words));
 
-// columns: [{title, number?, value: row => what to sort by, cell: row => what to show}]; at most `limit` rows are shown.
-function sortableTable(into, { label, columns, rows, limit = 500 }) {
+// columns: [{title, number?, look?, values, labels?}], a value for each row; `labels` is what is shown where that is not the value.
+function sortableTable(into, { label, columns, hint, limit = 500 }) {
   const body = el("tbody");
-  const counted = el("p", { class: "hint", "aria-live": "polite" });
   let by = { column: 0, down: false };
 
   const heads = columns.map((column, number) => {
@@ -461,32 +375,33 @@ function sortableTable(into, { label, columns, rows, limit = 500 }) {
     return el("th", { scope: "col", class: column.number ? "number" : null }, el("button", { type: "button", onclick: press }, column.title));
   });
 
+  function cell({ number, look, values, labels, code }, row, place) {
+    const words = labels?.[row] ?? values[row];
+    const shown = look ? measure(look, values[row], words) : code ? el("code", {}, words) : words;
+    return el(place ? "td" : "th", { scope: place ? null : "row", class: number ? "number" : null }, shown);
+  }
+
   function redraw() {
-    const { value } = columns[by.column];
+    const { values } = columns[by.column];
     const order = (a, b) => (typeof a === "string" ? a.localeCompare(b, undefined, { numeric: true }) : a - b);
-    const sorted = [...rows].sort((a, b) => (by.down ? -1 : 1) * order(value(a), value(b)));
+    const sorted = values.map((_, row) => row).sort((a, b) => (by.down ? -1 : 1) * order(values[a], values[b]));
     heads.forEach((head, number) => {
       if (number === by.column) head.setAttribute("aria-sort", by.down ? "descending" : "ascending");
       else head.removeAttribute("aria-sort");
     });
-    body.replaceChildren(
-      ...sorted.slice(0, limit).map((row) =>
-        el("tr", {}, columns.map((column, number) => (number ? el("td", { class: column.number ? "number" : null }, column.cell(row)) : el("th", { scope: "row", class: column.number ? "number" : null }, column.cell(row))))),
-      ),
-    );
-    counted.textContent =
-      rows.length > limit
-        ? `The first ${limit} of ${many(rows.length)} in this order; sort by a column to see others.`
-        : `${rows.length} rows. Press a column’s title to sort by it.`;
+    body.replaceChildren(...sorted.slice(0, limit).map((row) => el("tr", {}, columns.map((column, place) => cell(column, row, place)))));
   }
 
   redraw();
-  into.append(scrolling(label, el("table", {}, el("thead", {}, el("tr", {}, heads)), body), "long"), counted);
+  const table = el("table", {}, el("thead", {}, el("tr", {}, heads)), body);
+  const box = el("div", { class: "scroll long", tabindex: 0, role: "region", "aria-label": `${label}; scroll with the arrow keys` }, table);
+  into.append(el("div", { class: "shaded" }, box), el("p", { class: "hint" }, hint));
+  shade(box);
 }
 
-// A button that copies a text; where the browser forbids it, the text is selected instead.
-function copyButton(source, what) {
-  const button = el("button", { type: "button", class: "plain", "aria-label": `Copy ${what}` }, "Copy");
+// Copies the text before a button; where the browser forbids it, the text is selected instead.
+function copies(button) {
+  const source = button.previousElementSibling;
   const tell = (word) => {
     button.textContent = word;
     setTimeout(() => (button.textContent = "Copy"), 1600);
@@ -500,7 +415,6 @@ function copyButton(source, what) {
       tell("Selected");
     }
   });
-  return button;
 }
 
 const listeners = [];
@@ -535,13 +449,10 @@ function themeButton(button) {
   changed();
 }
 
-byId("to-words").addEventListener("click", () => (byId("glossary").open = true));
-
-// One of several, as radio buttons in a row.
-function oneOf(fieldset, name, choices, chosen, onchange) {
-  for (const [value, label] of choices)
-    fieldset.append(el("label", {}, el("input", { type: "radio", name, value, checked: value === chosen, onchange: () => onchange(value) }), el("span", {}, label)));
-}
-
 const select = (label, options, chosen, onchange) =>
   el("label", {}, label, el("select", { onchange: (event) => onchange(event.target.value) }, options.map(([value, words]) => el("option", { value, selected: value === chosen }, words))));
+
+byId("to-glossary").addEventListener("click", () => (byId("glossary").open = true));
+document.querySelectorAll(".copy").forEach(copies);
+document.querySelectorAll(".scroll").forEach(shade);
+themeButton(byId("theme"));

@@ -1,13 +1,11 @@
 """Figures: the accuracy of several methods over the rounds, and who has which data."""
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedmrl.report.looks import Look
+from fedmrl.report.charts import HeatMap, LineChart
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,33 +22,33 @@ def new_figure(width: float, height: float) -> "Figure":
     return figure
 
 
-Curve = Sequence[tuple[int, float]]
+# Letters like a paper's, that come with matplotlib, and are embedded: as TrueType in a PDF, as shapes in an SVG.
+PRINT: dict[Any, Any] = {
+    "font.family": "STIXGeneral", "mathtext.fontset": "stix", "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8,
+    "xtick.labelsize": 7, "ytick.labelsize": 7, "legend.fontsize": 8, "legend.frameon": False, "axes.linewidth": 0.6,
+    "xtick.major.width": 0.6, "ytick.major.width": 0.6, "xtick.major.size": 2.5, "ytick.major.size": 2.5,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.titlelocation": "left", "axes.axisbelow": True,
+    "grid.color": "#dddddd", "grid.linewidth": 0.5, "pdf.fonttype": 42, "svg.fonttype": "path", "svg.hashsalt": "fedmrl",
+    "text.hinting": "none", "figure.constrained_layout.w_pad": 0.04,
+    "figure.constrained_layout.h_pad": 0.04, "figure.constrained_layout.wspace": 0.05, "figure.constrained_layout.hspace": 0.06,
+    "errorbar.capsize": 1.5, "lines.solid_capstyle": "round",
+}  # fmt: skip
+COLUMN_WIDTH = 3.3
+"""Of a paper with two columns, in inches."""
+HEAT = ("#d5e6f3", "#004a7c")
+"""The colours of the least and the most samples, as pages have them on light ground."""
 
 
-def accuracy_figure(
-    curves: Mapping[str, Sequence[Curve]], looks: Mapping[str, Look], title: str, subtitle: str, path: Path
-) -> None:
-    """Accuracy over rounds: a line for each method in its own look, the mean over its seeds, with their range shaded."""
-    from matplotlib.ticker import MaxNLocator
-
+def accuracy_figure(chart: LineChart, title: str, subtitle: str, path: Path) -> None:
+    """A chart of accuracy by round, each line named at its end: a legend would make the eye travel."""
     figure = new_figure(8, 4.8)
     axes: Axes = figure.subplots()
-    ends = []
-    for name, seeds in curves.items():
-        if not seeds:
-            continue
-        rounds = [r for r, _ in seeds[0]]
-        values = 100 * np.array([[accuracy for _, accuracy in seed] for seed in seeds])
-        mean, colour = values.mean(axis=0), looks[name].light
-        axes.plot(rounds, mean, color=colour, marker=looks[name].marker, markersize=5, linewidth=2)
-        if len(seeds) > 1:
-            axes.fill_between(rounds, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0)
-        ends.append((mean[-1], rounds[-1], f"{name} {mean[-1]:.1f}%", colour))
-    _label_ends(axes, ends)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("communication round")
-    axes.set_ylabel("accuracy, mean over all clients (%)")
-    axes.grid(alpha=0.25)
+    _draw_lines(axes, chart, width=2.0, size=5.0)
+    for line, place in zip(chart.lines, chart.ends(0.055), strict=True):
+        axes.annotate(
+            plain(line.end), (line.x[-1], line.mean[-1]), xytext=(1.01, place), textcoords=("axes fraction", "data"),
+            color=line.look.light, va="center", fontweight="bold", annotation_clip=False,
+        )  # fmt: skip
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(plain(subtitle), fontsize=9, color="#555555", loc="left")
     axes.annotate(
@@ -58,6 +56,40 @@ def accuracy_figure(
         fontweight="bold",
     )  # fmt: skip
     _save(figure, path)
+
+
+def column_figure(chart: LineChart, path: Path) -> None:
+    """The same chart for a column of a paper: no title, which its caption is, and a legend above."""
+    from matplotlib import rc_context
+
+    with rc_context(PRINT):
+        figure = new_figure(COLUMN_WIDTH, 1.9 + 0.14 * -(-len(chart.lines) // 2))
+        axes: Axes = figure.subplots()
+        _draw_lines(axes, chart, width=1.2, size=3.2)
+        figure.legend(
+            handles=axes.lines, loc="outside upper left", ncols=2, handlelength=1.6, columnspacing=1.2, labelspacing=0.25
+        )
+        # Without the time of day, the same runs make the same file.
+        figure.savefig(path, metadata={"CreationDate": None} if path.suffix == ".pdf" else None)
+
+
+def _draw_lines(axes: "Axes", chart: LineChart, width: float, size: float) -> None:
+    for line in chart.lines:
+        few = len(line.x) <= 40
+        every = None if few else len(line.x) // 8
+        axes.plot(
+            line.x, line.mean, color=line.look.light, marker=line.look.marker, markevery=every, markersize=size,
+            linewidth=width, label=plain(line.end),
+        )  # fmt: skip
+        if line.low and line.high:
+            axes.fill_between(line.x, line.low, line.high, color=line.look.light, alpha=0.15, linewidth=0)
+    axes.set_ylim(chart.y.low, chart.y.high)
+    axes.set_xticks(*zip(*chart.x.ticks, strict=True))
+    axes.set_yticks(*zip(*chart.y.ticks, strict=True))
+    axes.set_xlabel(chart.x.title)
+    axes.set_ylabel(chart.y.title)
+    axes.grid(visible=True, color="#dddddd", linewidth=0.5)
+    axes.set_axisbelow(True)
 
 
 def plain(text: str) -> str:
@@ -69,33 +101,24 @@ def plain(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def _label_ends(axes: "Axes", ends: list[tuple[float, int, str, str]]) -> None:
-    """Name each line at its end, apart enough to be read; a legend would make the eye travel."""
-    if not ends:
-        return
-    low, high = axes.get_ylim()
-    apart, place = (high - low) * 0.055, -np.inf
-    for value, last, text, colour in sorted(ends):
-        place = max(value, place + apart)
-        axes.annotate(
-            plain(text), (last, value), xytext=(1.01, place), textcoords=("axes fraction", "data"),
-            color=colour, va="center", fontweight="bold", annotation_clip=False,
-        )  # fmt: skip
-
-
-def partition_figure(counts_KC: NDArray[np.int64], classes: Sequence[str], title: str, path: Path) -> None:
+def partition_figure(heat: HeatMap, title: str, path: Path) -> None:
     """Who has what: a row for each client, a column for each class, darker for more samples."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    counts_KC, classes = heat.counts_KC, heat.classes
     clients, labels = counts_KC.shape
     figure = new_figure(min(14.0, 3.5 + 0.35 * labels), min(16.0, 2.2 + 0.22 * clients))
     axes: Axes = figure.subplots()
     shown = np.ma.masked_equal(counts_KC, 0)
-    image = axes.imshow(shown, aspect="auto", cmap="Blues", vmin=0, vmax=max(1, int(counts_KC.max())), interpolation="nearest")
+    colours = LinearSegmentedColormap.from_list("heat", HEAT)
+    low = min(heat.low, heat.high - 1)
+    image = axes.imshow(shown, aspect="auto", cmap=colours, vmin=low, vmax=heat.high, interpolation="nearest")
     figure.colorbar(image, ax=axes, label="samples", fraction=0.05, pad=0.02)
     few = clients * labels <= 600
     if few:
         for client, label in np.argwhere(counts_KC):
             count = int(counts_KC[client, label])
-            dark = count > 0.6 * counts_KC.max()
+            dark = count - low > 0.5 * (heat.high - low)
             axes.text(label, client, str(count), ha="center", va="center", fontsize=7, color="white" if dark else "#333333")
     step = 1 if labels <= 30 else 10
     shown_classes = [plain(classes[i]) for i in range(0, labels, step)]

@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from fedmrl.report.tables import markdown
+import numpy as np
+
+from fedmrl.report.tables import ACCURACIES, COLUMNS, DASH, MEANING, Outcomes, costs, markdown, ordered, percent
 
 Mark = Literal["", "best", "second"]
 
@@ -91,7 +93,8 @@ def to_latex(title: str, label: str, grids: Sequence[Grid]) -> str:
     lines.append(rf"\label{{tab:{label}}}")
     for number, grid in enumerate(grids):
         lines += [r"\par\medskip"] if number else []
-        lines += [rf"{{\small {escape(grid.caption)}}}\par\smallskip", *_tabular(grid)]
+        lines += [rf"{{\small {escape(grid.caption)}}}\par\smallskip"] if grid.caption != title else []
+        lines += _tabular(grid)
         if notes := _notes(grid, "underlined"):
             lines.append(rf"\par\smallskip{{\footnotesize\raggedright {escape(' '.join(notes))}\par}}")
     return "\n".join([*lines, r"\end{table}", ""])
@@ -141,11 +144,29 @@ def mark_best(entries: Sequence[Entry], ahead: Sequence[int | None], *, aside: b
     return [replace(entry, aside_mark=mark) if aside else replace(entry, mark=mark) for entry, mark in marked]
 
 
-def ahead_of(values: Sequence[float | None]) -> list[int | None]:
-    """How many values are higher than each, as far as two digits show.
+def ahead_of(values: Sequence[float | None], digits: int = 2) -> list[int | None]:
+    """How many values are higher than each, as far as so many digits show.
 
     >>> ahead_of([1.0, 3.0, None, 2.999])
     [2, 0, None, 0]
     """
-    known = [f"{value:.2f}" for value in values if value is not None]
-    return [None if value is None else sum(float(other) > float(f"{value:.2f}") for other in known) for value in values]
+    known = [None if value is None else float(f"{value:.{digits}f}") for value in values]
+    return [None if value is None else sum(other > value for other in known if other is not None) for value in known]
+
+
+def comparison_grid(titles: Mapping[str, str], outcomes: Outcomes, caption: str) -> Grid:
+    """The table of a comparison, the best of each accuracy marked."""
+    found = ordered(outcomes)
+    columns = []
+    for of_run in ACCURACIES.values():
+        values = [[of_run(run) for run in runs] for runs in found.values()]
+        ahead = ahead_of([100 * float(np.mean(own)) if own else None for own in values], digits=1)
+        entries = [Entry(percent(own).removesuffix(" %") if own else DASH) for own in values]
+        best: Mark = "best" if any(ahead) else ""  # where all are alike, none is marked
+        columns.append([replace(e, mark=best if place == 0 else "") for e, place in zip(entries, ahead, strict=True)])
+    for words in zip(*(costs(runs) for runs in found.values()), strict=True):
+        columns.append([Entry(word) for word in words])
+    header = [(name + (" (%)" if name in ACCURACIES else ""), 1) for name in COLUMNS[1:]]
+    rows = [(titles[name], [column[place] for column in columns]) for place, name in enumerate(found)]
+    notes = ["Best accuracy of a column bold; ± is the sample standard deviation over seeds, where there are several.", MEANING]
+    return Grid(caption, COLUMNS[0], [header], [rows], notes)

@@ -12,7 +12,7 @@ VISIBLE = 3
 
 @dataclass(frozen=True)
 class Look:
-    """A colour for light ground and one for dark, and a marker by matplotlib's name, whose shape `charts.js` has too."""
+    """A colour for light ground and one for dark, and a marker by matplotlib's name."""
 
     light: str
     dark: str
@@ -24,6 +24,22 @@ class Look:
         return {"colour": f"light-dark({self.light}, {self.dark})", "marker": self.marker}
 
 
+SHAPES: Mapping[str, str] = {
+    "o": "M-1 0A1 1 0 1 0 1 0A1 1 0 1 0 -1 0Z",
+    "s": "M-.9-.9H.9V.9H-.9Z",
+    "^": "M0-1.15L1.1.8H-1.1Z",
+    "D": "M0-1.3L1.15 0L0 1.3L-1.15 0Z",
+    "v": "M0 1.15L1.1-.8H-1.1Z",
+    "P": "M-.4-1.2H.4V-.4H1.2V.4H.4V1.2H-.4V.4H-1.2V-.4H-.4Z",
+    "X": "M-1.15-.55L-.55-1.15L0-.6L.55-1.15L1.15-.55L.6 0L1.15.55L.55 1.15L0 .6L-.55 1.15L-1.15.55L-.6 0Z",
+    "h": "M0-1.2L1.05-.6V.6L0 1.2L-1.05.6V-.6Z",
+    "d": "M0-1.35L.75 0L0 1.35L-.75 0Z",
+    "p": "M0-1.15L1.1-.35L.68.95H-.68L-1.1-.35Z",
+    "<": "M-1.15 0L.8-1.1V1.1Z",
+    ">": "M1.15 0L-.8-1.1V1.1Z",
+    "*": "M0-1.35L.35-.45L1.3-.4L.55.2L.8 1.1L0 .6L-.8 1.1L-.55.2L-1.3-.4L-.35-.45Z",
+}
+"""The markers as a page draws them, around 0 and about 1 from it."""
 # Okabe and Ito's hues, each dark enough on white (and light enough on the dark page) to be seen as a thin line, no two alike
 # to the colour-blind; eight are many, so the markers help.
 LOOKS: Mapping[str, Look] = {

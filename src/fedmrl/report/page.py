@@ -1,52 +1,41 @@
-"""A page that shows runs to people: one HTML file that needs nothing but a browser.
+"""The page of runs: what it says of them, and the data that its script draws."""
 
-`page.html` has its sections and `page.js` fills them from the data made here; `frame.html`, `words.html`, `page.css` and
-`charts.js` are what any page is made with.
-"""
-
-import html
-import json
-import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from importlib.resources import files
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedmrl import __version__
 from fedmrl.errors import UserError
 from fedmrl.files import write_whole
 from fedmrl.report import tables
+from fedmrl.report.charts import MOST_IN_HEAT_MAP, accuracy_chart, difference_chart, heat_map
 from fedmrl.report.looks import Look, Shown, looks_of
+from fedmrl.report.rendering import PROTOCOL_LABELS, WITH, render
 from fedmrl.report.runs import Series, differing, find_runs, make_series
-from fedmrl.report.tables import DASH, seeds_said
-from fedmrl.results import PROTOCOLS, Protocol, RunResult, counted
+from fedmrl.report.tables import DASH, NO_BREAK, percentage, seeds_said
+from fedmrl.results import PROTOCOLS, ClientResult, Protocol, RunResult, counted
 
-WORDS: Mapping[Protocol, Mapping[str, str]] = {
-    "fair": {
-        "label": "Fair: all clients",
-        "says": "Every client, with the latest the server has; the last round counts. Nothing is picked by its result.",
-    },
-    "own": {
-        "label": "Own copies",
-        "says": "Every client, with the copy of the shared part that it trained last; the last round counts.",
-    },
-    "paper": {
-        "label": "Paper: best round",
-        "says": "Only the clients of the round, each with the model it has just trained; the best round counts, not the last.",
-    },
+CONTENTS: Mapping[str, str] = {
+    "curves": "Accuracy over the rounds",
+    "clients": "Client by client",
+    "split": "Who has what",
+    "cost": "What it cost",
+    "modes": "Ways to predict",
+    "recipe": "The exact recipe",
+    "glossary": "What the words mean",
 }
-"""The protocols as the pages' switch has them."""
 OF_ALL: Sequence[Protocol] = ("fair", "own")
 """The protocols that say how each client does at the end."""
-NO_BREAK = "\N{NO-BREAK SPACE}"
 FEW = 100  # test samples of a client, of which one is a point of its accuracy or more
-MOST_IN_HEAT_MAP = 500  # clients; more columns than that are thinner than a pixel
 MOST_NAMED = 10  # classes of a client that a table's cell can name
+MOST_ROWS = 500  # of a table, shown at once
+OLD_SPLIT = (
+    "These runs do not say how many samples of each class their clients have: they were made by an older version. "
+    "Run them again to see it here."
+)
 
 
 def write_page(paths: Sequence[Path], out: Path | None = None) -> Path:
@@ -64,64 +53,42 @@ def write_page(paths: Sequence[Path], out: Path | None = None) -> Path:
 
 def page(series: Sequence[Series], left_out: Sequence[str] = ()) -> str:
     """The page, whole."""
-    data = page_data(series, left_out)
-    answer = data["answers"]["fair"]
-    words = {"title": answer["title"], "lead": answer["lead"], "facts": data["facts"]}
-    return filled("page", data, {"brand": "report", **words})
-
-
-def filled(page: str, data: Mapping[str, Any], words: Mapping[str, str], package: str = "fedmrl.report") -> str:
-    """The frame of any page with the named one's sections and script, which lie in a package, its data, and words that are
-    there before a script runs.
-    """
-    safe = {name: html.escape(_text(word)) for name, word in words.items()}
-    parts = {
-        **safe,
-        "main": _put_into(_packaged(f"{page}.html", package), safe) + _packaged("words.html"),
-        "style": _packaged("page.css"),
-        "script": "\n".join([_packaged("charts.js"), _packaged(f"{page}.js", package)]),
-        "data": embedded(data),
-    }
-    return _put_into(_packaged("frame.html"), parts)
-
-
-def _put_into(frame: str, parts: Mapping[str, str]) -> str:
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], frame)
-
-
-def embedded(data: Any) -> str:
-    """JSON that can stand in a script element: no text in it can end the element, or begin another.
-
-    >>> embedded("</script><!--")
-    '"\\\\u003c/script\\\\u003e\\\\u003c!--"'
-    """
-    plain = json.dumps(data, allow_nan=False, separators=(",", ":"))
-    return plain.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
-
-
-def _text(word: str) -> str:
-    """A file's name can hold bytes that are no text."""
-    return word.encode("utf-8", "replace").decode("utf-8")
-
-
-def _packaged(name: str, package: str = "fedmrl.report") -> str:
-    return files(package).joinpath(name).read_text(encoding="utf-8")
+    shown = page_data(series, left_out)
+    return render("page", shown, {name: shown[name] for name in ("charts", "federations")})
 
 
 def page_data(series: Sequence[Series], left_out: Sequence[str] = ()) -> dict[str, Any]:
     """All that the page shows, the most accurate series first."""
     ranked = sorted(series, key=lambda one: -_mean(one, "fair"))
     looks = looks_of([Shown(one.first.method, one.name, one.first.colour) for one in ranked])
+    several = any(len(one.runs) > 1 for one in ranked)
+    totals = [_totals(one) for one in ranked]
+    rings = {"paper": f" A ring marks {'each seed’s best round' if several else 'it'}."}
+    band = " Line: mean over seeds; band: their range." if several else ""
     return {
-        "version": __version__,
+        "brand": "report",
+        "contents": CONTENTS,
         "facts": _facts(ranked),
         "notes": [*_notes(ranked), *_disagreement(ranked), *(f"Left out: {sentence}." for sentence in left_out)],
-        "protocols": WORDS,
         "answers": {protocol: _answer(ranked, protocol) for protocol in PROTOCOLS},
-        "series": [_series(one, look) for one, look in zip(ranked, looks, strict=True)],
-        "federations": _federations(ranked),
-        "totals": [_totals(one) for one in ranked],
+        "curves_say": {p: words["says"] + rings.get(p, "") + band for p, words in PROTOCOL_LABELS.items()},
+        "charts": {
+            protocol: accuracy_chart(
+                [(one.name, look, one.runs) for one, look in zip(ranked, looks, strict=True)], protocol
+            ).on_page()
+            for protocol in PROTOCOLS
+        },
+        "series": [
+            {"name": one.name, "look": look.on_page, "seeds": one.seeds, "modes": _modes(one)}
+            for one, look in zip(ranked, looks, strict=True)
+        ],
+        "federations": _federations(ranked, looks),
+        "totals": totals,
+        "most_bytes": max(1.0, *(row["bytes"] for row in totals)),
+        "most_flops": max(1.0, *(row["flops"] for row in totals)),
         "targets": {protocol: _targets(ranked, protocol) for protocol in PROTOCOLS},
+        "highest": {protocol: [(one.name, percent(_highest(one, protocol))) for one in ranked] for protocol in PROTOCOLS},
+        "modes_say": _modes_say(ranked),
         "recipes": [_recipe(one) for one in ranked],
     }
 
@@ -295,7 +262,7 @@ def _cards_of_one(one: Series, protocol: Protocol) -> list[dict[str, Any]]:
         cards.append((_worst_title(one, protocol).capitalize(), percent(_worst(one, protocol)), f"at the end{over}"))
     cards.append(("Sent and received", amount(_sent(one), "B"), "by a client, in all rounds"))
     cards.append(("Compute", amount(_flops(one), "FLOP"), "of a client, in all rounds"))
-    return [{"label": label, "value": value, "notes": [note], "pairs": []} for label, value, note in cards]
+    return [{"label": label, "value": value, "notes": [note], "pairs": [], "series": None} for label, value, note in cards]
 
 
 def _best_rounds(one: Series) -> str:
@@ -332,93 +299,128 @@ def _flops(one: Series) -> float:
     return float(np.mean([run.flops / len(run.clients) for run in one.runs]))
 
 
-def _series(one: Series, look: Look) -> dict[str, Any]:
-    return {
-        "name": one.name,
-        "look": look.on_page,
-        "seeds": one.seeds,
-        "curves": {protocol: _curve(one, protocol) for protocol in PROTOCOLS},
-        "modes": _modes(one),
-    }
-
-
-def _curve(one: Series, protocol: Protocol) -> dict[str, Any]:
-    curves = [run.curve(protocol) for run in one.runs]
-    rounds = [round_ for round_, _ in curves[0]]
-    values = np.array([[dict(curve).get(round_, np.nan) for round_ in rounds] for curve in curves])
-    if np.isnan(values).any():
-        folders = ", ".join(str(run.folder) for run in one.runs)
-        raise UserError(f"{folders}: one recipe, but not the same rounds; a rounds.jsonl of them is damaged, run it again")
-    shown = {"rounds": list(rounds), **banded(values)}
-    if protocol != "paper":
-        return shown
-    best = [[run.best.best_round, shorter(run.best.best)] for run in one.runs]
-    return {**shown, "counts": f"best {percent(_mean(one, protocol))}", "best": best}
-
-
-def banded(values: NDArray[np.float64]) -> dict[str, list[float]]:
-    """The mean over seeds (rows), and their range where there are several."""
-    shown = {"mean": rounded(values.mean(axis=0))}
-    return shown if len(values) == 1 else {**shown, "low": rounded(values.min(axis=0)), "high": rounded(values.max(axis=0))}
-
-
-def rounded(values: Iterable[float]) -> list[float]:
-    """Each `shorter`."""
-    return [shorter(value) for value in values]
-
-
-def shorter(value: Any) -> float:
-    """Shorter than it is, and exact enough that the page's script makes the same tenths of a percent of it as `percent`.
-
-    >>> percent(shorter(0.7894970524)) == percent(0.7894970524)
-    True
-    """
-    return round(float(value), 9)
+def _modes_say(series: Sequence[Series]) -> str:
+    views = {view for one in series for view, _ in one.first.inference.items()}
+    said = "All clients at the end, by each way that a method can predict. In bold: the way that counts above."
+    return said + (f" Solid: {WITH['fair']}; hatched: with the copy that the client itself has." if len(views) > 1 else "")
 
 
 def _modes(one: Series) -> list[dict[str, Any]]:
-    """Each way to predict, by view, mean over seeds."""
+    """Each way to predict, with a bar by view, mean over seeds."""
     first = one.first
     views = [view for view, _ in reversed(first.inference.items())]
+
+    def bar(mode: str, view: str) -> dict[str, Any]:
+        value = float(np.mean([run.inference[view][mode] for run in one.runs]))
+        width = round(100 * value, 1)
+        return {"view": view, "width": width, "words": percent(value), "hatched": view == "own" and len(views) > 1}
+
     return [
-        {
-            "mode": mode,
-            "counts": mode == first.mode,
-            "views": {view: shorter(np.mean([run.inference[view][mode] for run in one.runs])) for view in views},
-        }
+        {"mode": mode, "counts": mode == first.mode, "bars": [bar(mode, view) for view in views]}
         for mode in first.inference[first.view]
     ]
 
 
-def _federations(series: Sequence[Series]) -> list[dict[str, Any]]:
+def _federations(series: Sequence[Series], looks: Sequence[Look]) -> list[dict[str, Any]]:
     """Clients by split: only those that have the same samples can be compared one by one."""
     digests = {run.split_sha256: run.seed for one in reversed(series) for run in reversed(one.runs)}
-    return [_federation(series, digest) for digest in sorted(digests, key=lambda digest: digests[digest])]
+    return [_federation(series, looks, digest, len(digests)) for digest in sorted(digests, key=lambda digest: digests[digest])]
 
 
-def _federation(series: Sequence[Series], digest: str) -> dict[str, Any]:
+def _federation(series: Sequence[Series], looks: Sequence[Look], digest: str, splits: int) -> dict[str, Any]:
     members = {place: [run for run in one.runs if run.split_sha256 == digest] for place, one in enumerate(series)}
+    members = {place: own for place, own in members.items() if own}
     runs = [run for own in members.values() for run in own]
     everyone = list(zip(*(run.clients for run in runs), strict=True))
     rounds = [[client.rounds for client in same] for same in everyone]
+    took_part = [own[0] for own in rounds] if all(len(set(own)) == 1 for own in rounds) else None
+    split = next((heat_map(run.split, run.class_names) for run in runs if run.split and run.class_names), None)
+    accuracy = {
+        p: {place: np.mean([run.of_clients(p) for run in own], axis=0) for place, own in members.items()} for p in OF_ALL
+    }
+
+    def gain(protocol: Protocol, first: int, second: int) -> dict[str, Any]:
+        a, b = series[first].name, series[second].name
+        points = 100 * (accuracy[protocol][first] - accuracy[protocol][second])
+        chart = difference_chart(a, b, looks[first], looks[second], points)
+        gained, lost, tied = chart.counts
+        said = f" with {a} over {b}: {gained:,} of {len(points):,} do better, {lost:,} worse, {tied:,} the same."
+        return {**chart.on_page(), "share": f"{100 * gained / len(points):.0f}{NO_BREAK}% of the clients gain", "says": said}
+
     return {
         "label": seeds_said(run.seed for run in runs),
-        "model": [" / ".join(dict.fromkeys(client.model for client in same)) for same in everyone],
-        "classes": [_classes(same[0].classes) for same in everyone],
-        "train": [same[0].train_samples for same in everyone],
-        "test": [same[0].test_samples for same in everyone],
-        "worth": sample_worth([same[0].test_samples for same in everyone]),
-        "rounds": [own[0] for own in rounds] if all(len(set(own)) == 1 for own in rounds) else None,
+        "says": {protocol: _clients_say(protocol, everyone, took_part, splits) for protocol in OF_ALL},
+        "members": {place: series[place].name for place in members},
+        "columns": _columns(everyone, took_part),
         "accuracy": {
-            protocol: {
-                str(place): rounded(np.mean([run.of_clients(protocol) for run in own], axis=0))
-                for place, own in members.items()
-                if own
-            }
-            for protocol in OF_ALL
+            protocol: [
+                {
+                    "title": series[place].name, "number": True, "look": looks[place].on_page,
+                    "values": np.round(values, 5).tolist(), "labels": [percent(value) for value in values],
+                }
+                for place, values in of.items()
+            ]
+            for protocol, of in accuracy.items()
         },
-        "split": next((_split(run) for run in runs if run.split and run.class_names), None),
-    }
+        "hint": table_hint(len(everyone)),
+        "gains": {
+            protocol: {f"{a}-{b}": gain(protocol, a, b) for a in members for b in members if a != b} for protocol in OF_ALL
+        },
+        "split": split.on_page() if split else None,
+        "splitSays": _split_says(len(everyone)) if split else OLD_SPLIT,
+    }  # fmt: skip
+
+
+def _columns(everyone: Sequence[Sequence[ClientResult]], took_part: Sequence[int] | None) -> list[dict[str, Any]]:
+    """What is known of each client, for a table; its accuracies come after the first column."""
+    classes = [same[0].classes.split() for same in everyone]
+    rounds = {
+        "title": "took part", "number": True, "values": took_part,
+        "labels": [f"{rounds:,} ×" if rounds else "never" for rounds in took_part or ()],
+    }  # fmt: skip
+    return [
+        {"title": "client", "number": True, "values": list(range(len(everyone)))},
+        {"title": "model", "values": [" / ".join(dict.fromkeys(client.model for client in same)) for same in everyone]},
+        {
+            "title": "classes", "values": [len(own) for own in classes],
+            "labels": [", ".join(own) if len(own) <= MOST_NAMED else f"{len(own)} classes" for own in classes],
+        },
+        {"title": "train samples", "number": True, "values": [same[0].train_samples for same in everyone]},
+        {"title": "test samples", "number": True, "values": [same[0].test_samples for same in everyone]},
+        *([rounds] if took_part else []),
+    ]  # fmt: skip
+
+
+def table_hint(rows: int) -> str:
+    """What stands below a table that can be sorted.
+
+    >>> table_hint(1200)
+    'The first 500 of 1,200 in this order; sort by a column to see others.'
+    """
+    if rows > MOST_ROWS:
+        return f"The first {MOST_ROWS} of {rows:,} in this order; sort by a column to see others."
+    return f"{rows} rows. Press a column’s title to sort by it."
+
+
+def _clients_say(
+    protocol: Protocol, everyone: Sequence[Sequence[ClientResult]], took_part: Sequence[int] | None, splits: int
+) -> str:
+    idle = sum(not rounds for rounds in took_part or ())
+    said = [
+        f"Each client’s accuracy at the end of the run, on its own test samples, {WITH[protocol]}.",
+        sample_worth([same[0].test_samples for same in everyone]),
+        f"Clients that never took part ({idle:,} of {len(everyone):,}) have untrained models of their own: only what they get "
+        "from the server has learned anything."
+        if idle
+        else "",
+        "Each seed deals the samples anew, so clients are compared within one seed." if splits > 1 else "",
+    ]
+    return " ".join(filter(None, said))
+
+
+def _split_says(clients: int) -> str:
+    cut = f"; the first {MOST_IN_HEAT_MAP} of {clients:,} clients" if clients > MOST_IN_HEAT_MAP else ""
+    return f"Training samples by class (row) and client (column){cut}."
 
 
 def sample_worth(test_samples: Sequence[int]) -> str:
@@ -433,22 +435,6 @@ def sample_worth(test_samples: Sequence[int]) -> str:
     own = "1 test sample" if f"{mean:.0f}" == "1" else f"{mean:.0f} test samples"
     worth = "1 point" if f"{100 / mean:.0f}" == "1" else f"{100 / mean:.0f} points"
     return f"A client has {own} on average: one of them is {worth.replace(' ', NO_BREAK)} of its accuracy."
-
-
-def _classes(names: str) -> list[Any]:
-    """How many classes, and which, if they are few enough to be read."""
-    labels = names.split()
-    return [len(labels), ", ".join(labels) if len(labels) <= MOST_NAMED else f"{len(labels)} classes"]
-
-
-def _split(run: RunResult) -> dict[str, Any]:
-    split, names = run.split or [], run.class_names or []
-    shown = split[:MOST_IN_HEAT_MAP]
-    return {
-        "names": names,
-        "clients": len(split),
-        "counts": [[count for pair in sorted(own.items()) for count in pair] for own in shown],
-    }
 
 
 def _totals(one: Series) -> dict[str, Any]:
@@ -472,7 +458,12 @@ def _totals(one: Series) -> dict[str, Any]:
 def _targets(series: Sequence[Series], protocol: Protocol) -> list[dict[str, Any]]:
     """For each target a row of words for each series."""
     wanted = sorted({cost.target for one in series for run in one.runs for cost in run.targets})
-    return [{"target": f"{100 * target:g} %", "rows": [_target(one, target, protocol) for one in series]} for target in wanted]
+    rows = {target: [_target(one, target, protocol) for one in series] for target in wanted}
+    return [{"target": f"{100 * target:g} %", "rows": of, "reached": any(of)} for target, of in rows.items()]
+
+
+def _highest(one: Series, protocol: Protocol) -> float:
+    return float(np.mean([max(accuracy for _, accuracy in run.curve(protocol)) for run in one.runs]))
 
 
 def _target(one: Series, target: float, protocol: Protocol) -> list[str] | None:
@@ -499,7 +490,8 @@ def _target(one: Series, target: float, protocol: Protocol) -> list[str] | None:
 
 def _recipe(one: Series) -> dict[str, Any]:
     first, command = one.first, None
-    if first.folder and "models.own" not in first.settings:
+    given = "models.own" in first.settings or first.settings.get("data.name") == "given"
+    if first.folder and not given:
         seeds = f" --seeds {','.join(map(str, one.seeds))}" if len(one.runs) > 1 else ""
         command = f"fedmrl run {shlex.quote(str(first.folder / 'config.toml'))}{seeds}"
     folders = [str(run.folder) for run in one.runs if run.folder]
@@ -530,7 +522,7 @@ def percent(share: float) -> str:
     >>> percent(0.4567)
     '45.7\\xa0%'
     """
-    return f"{100 * share:.1f}{NO_BREAK}%"
+    return percentage(100 * share)
 
 
 def amount(value: float, unit: str) -> str:

@@ -1,6 +1,8 @@
 """Tables of several methods side by side, for the terminal, Markdown and scripts."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from operator import attrgetter
 
 import numpy as np
 
@@ -9,8 +11,14 @@ from fedmrl.results import PROTOCOLS, SHORT, Outcome, RunResult
 Outcomes = Mapping[str, Sequence[Outcome]]
 """How the runs of each method ended, one for each seed."""
 
-COLUMNS = ("method", *SHORT.values(), "worst client", "sent", "compute", "time a seed")
+ACCURACIES: Mapping[str, Callable[[RunResult], float]] = {
+    **{SHORT[protocol]: partial(RunResult.headline, protocol=protocol) for protocol in PROTOCOLS},
+    "worst client": attrgetter("worst_client"),
+}
+"""The columns in percent."""
+COLUMNS = ("method", *ACCURACIES, "sent", "compute", "time a seed")
 DASH = "–"
+NO_BREAK = "\N{NO-BREAK SPACE}"
 MEANING = (
     "Accuracy of each client on its own test samples, mean over clients. "
     + "; ".join(f"{SHORT[protocol]}: {says}" for protocol, says in PROTOCOLS.items())
@@ -22,9 +30,20 @@ MEANING = (
 
 def comparison_rows(titles: Mapping[str, str], outcomes: Outcomes) -> list[tuple[str, ...]]:
     """A row for each method, the most accurate first; a method that diverged has dashes."""
+    return [
+        (
+            titles[name],
+            *(percent([of_run(run) for run in runs]) if runs else DASH for of_run in ACCURACIES.values()),
+            *costs(runs),
+        )
+        for name, runs in ordered(outcomes).items()
+    ]
+
+
+def ordered(outcomes: Outcomes) -> dict[str, list[RunResult]]:
+    """The results of each method, the most accurate first; none of one that diverged, which comes last."""
     found = {name: finished(runs) for name, runs in outcomes.items()}
-    order = sorted(outcomes, key=lambda name: -_mean(found[name], RunResult.headline) if found[name] else np.inf)
-    return [_row(titles[name], found[name]) for name in order]
+    return dict(sorted(found.items(), key=lambda item: -_mean(item[1], RunResult.headline) if item[1] else np.inf))
 
 
 def finished(runs: Sequence[Outcome]) -> list[RunResult]:
@@ -45,17 +64,12 @@ def _mean(runs: Sequence[RunResult], what: Callable[[RunResult], float]) -> floa
     return float(np.mean([what(run) for run in runs]))
 
 
-def _row(title: str, runs: Sequence[RunResult]) -> tuple[str, ...]:
+def costs(runs: Sequence[RunResult]) -> tuple[str, str, str]:
+    """What a client sent and computed, and the time of a seed, on average; dashes without results."""
     if not runs:
-        return (title, *[DASH] * (len(COLUMNS) - 1))
-    return (
-        title,
-        *(percent([run.headline(protocol) for run in runs]) for protocol in PROTOCOLS),
-        percent([run.worst_client for run in runs]),
-        amount(_mean(runs, _sent), "B"),
-        amount(_mean(runs, _compute), "FLOP"),
-        f"{_mean(runs, lambda run: run.seconds_of_seed):.1f} s",
-    )
+        return (DASH, DASH, DASH)
+    seconds = f"{_mean(runs, lambda run: run.seconds_of_seed):.1f} s"
+    return amount(_mean(runs, _sent), "B"), amount(_mean(runs, _compute), "FLOP"), seconds
 
 
 def percent(values: Sequence[float]) -> str:
@@ -66,6 +80,15 @@ def percent(values: Sequence[float]) -> str:
     """
     mean = 100 * float(np.mean(values))
     return f"{mean:.1f} %" if len(values) == 1 else f"{mean:.1f} ± {100 * np.std(values, ddof=1):.1f} %"
+
+
+def percentage(value: float) -> str:
+    """A number of percent, never apart from its sign at the end of a line.
+
+    >>> percentage(45.67)
+    '45.7\\xa0%'
+    """
+    return f"{value:.1f}{NO_BREAK}%"
 
 
 def amount(value: float, unit: str) -> str:

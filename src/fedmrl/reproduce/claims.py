@@ -6,8 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from fedmrl.report.page import NO_BREAK
-from fedmrl.report.tables import DASH, count, markdown, signed
+from fedmrl.report.tables import DASH, NO_BREAK, count, markdown, signed
 from fedmrl.reproduce.experiments import SAME_CATEGORY
 from fedmrl.reproduce.figures import MODES, PAPER_GAINS, SWEEPS, Gains, gains
 from fedmrl.reproduce.outcomes import COSTS, TITLES, Column, Kind, Outcome, Outcomes, dataset_title, in_pair

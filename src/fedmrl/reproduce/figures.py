@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmrl.files import replacing
-from fedmrl.report.figures import new_figure
+from fedmrl.report.figures import PRINT, new_figure
 from fedmrl.report.looks import LOOKS, WITHOUT_MRL
 from fedmrl.report.tables import count, seeds_said
 from fedmrl.reproduce.cells import Cell
@@ -35,17 +35,6 @@ WIDTH = 5.5
 SUFFIXES = ("png", "svg", "pdf")
 GREY = "#666666"
 DASHED: Dash = (0, (3.5, 1.8))
-# Letters like the paper's, that come with matplotlib, and are embedded: as TrueType in a PDF, as shapes in an SVG.
-LOOK: dict[Any, Any] = {
-    "font.family": "STIXGeneral", "mathtext.fontset": "stix", "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8,
-    "xtick.labelsize": 7, "ytick.labelsize": 7, "legend.fontsize": 8, "legend.frameon": False, "axes.linewidth": 0.6,
-    "xtick.major.width": 0.6, "ytick.major.width": 0.6, "xtick.major.size": 2.5, "ytick.major.size": 2.5,
-    "axes.spines.top": False, "axes.spines.right": False, "axes.titlelocation": "left", "axes.axisbelow": True,
-    "grid.color": "#dddddd", "grid.linewidth": 0.5, "pdf.fonttype": 42, "svg.fonttype": "path", "svg.hashsalt": "fedmrl",
-    "text.hinting": "none", "figure.constrained_layout.w_pad": 0.04,
-    "figure.constrained_layout.h_pad": 0.04, "figure.constrained_layout.wspace": 0.05, "figure.constrained_layout.hspace": 0.06,
-    "errorbar.capsize": 1.5, "lines.solid_capstyle": "round",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -82,7 +71,7 @@ def write_figures(cells: Sequence[Cell], scale: Scale, folder: Path) -> list[Pat
     from matplotlib import rc_context
 
     outcomes, written = Outcomes(cells, scale), []
-    with rc_context(LOOK):
+    with rc_context(PRINT):
         for name, draw in FIGURES.items():
             if figure := draw(outcomes):
                 written += [_save(figure, folder / "figures" / f"{name}.{suffix}") for suffix in SUFFIXES]
@@ -245,12 +234,22 @@ def running_mean(values: Values, window: int) -> Values:
     return means
 
 
+def window(rounds: int) -> int:
+    """Over how many rounds the paper's curves are smoothed."""
+    return max(3, rounds // 20)
+
+
+def smooth(values: Values, protocol: Protocol) -> Values:
+    """Curves by seed as they are drawn: those of the paper's protocol, which are noisy, as running means."""
+    return np.array([running_mean(seed, window(len(seed))) for seed in values]) if protocol == "paper" else values
+
+
 def _draw_curve(axes: "Axes", outcome: Outcome, protocol: Protocol, style: Style, *, emphasised: bool, place: int) -> None:
     rounds, values = curve_values(outcome, protocol)
     order = 10 if emphasised else 3
     if protocol == "paper":
         axes.plot(rounds, values.mean(axis=0), color=style.colour, linewidth=0.4, alpha=0.22, zorder=1)
-        values = np.array([running_mean(seed, max(3, len(rounds) // 20)) for seed in values])
+        values = smooth(values, protocol)
     if len(values) > 1:
         low, high = values.min(axis=0), values.max(axis=0)
         axes.fill_between(rounds, low, high, color=style.colour, alpha=0.18, linewidth=0, zorder=order - 1)

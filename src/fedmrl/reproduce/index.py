@@ -1,24 +1,26 @@
 """The page of a reproduction: one HTML file that says whether the paper's claims hold, made from measured cells alone.
 
-`index.html` has its sections and `index.js` fills them from the data made here. Cells that are missing are said, no error.
+Cells that are missing are said, no error.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedmrl import __version__
 from fedmrl.files import write_whole
-from fedmrl.report.grid import Entry, Grid
+from fedmrl.report.charts import Curve, difference_chart, limits_of, line_chart
+from fedmrl.report.grid import Grid
 from fedmrl.report.looks import LOOKS, WITHOUT_MRL, Look
-from fedmrl.report.page import NO_BREAK, OF_ALL, WORDS, banded, filled, listed, rounded, sample_worth, shorter
-from fedmrl.report.tables import seeds_said, signed, time_said
+from fedmrl.report.page import OF_ALL, listed, percent, sample_worth, table_hint
+from fedmrl.report.rendering import PROTOCOL_LABELS, render
+from fedmrl.report.tables import NO_BREAK, seeds_said, signed, time_said
 from fedmrl.reproduce.cells import Cell
 from fedmrl.reproduce.claims import CLAIMS, IN_TOY, TOY, Claim, client_gains, is_ahead, mode_means, share_said, standings
 from fedmrl.reproduce.experiments import CPU, EXPERIMENTS, METHOD_ORDER, PAPER, Scale
-from fedmrl.reproduce.figures import PAPER_GAINS, SWEEPS, Values, curve_values
+from fedmrl.reproduce.figures import PAPER_GAINS, SWEEPS, curve_values, smooth, window
 from fedmrl.reproduce.outcomes import (
     TITLES,
     Column,
@@ -35,8 +37,20 @@ from fedmrl.results import PROTOCOLS, Protocol
 
 Data = dict[str, Any]
 
-MOST_POINTS = 100
+MOST_POINTS = 60
 """Of a curve: a panel is a few hundred pixels wide."""
+CONTENTS: Mapping[str, str] = {
+    "table": "Accuracy",
+    "curves": "Over the rounds",
+    "clients": "Client by client",
+    "costs": "What a target costs",
+    "inference": "Models to serve",
+    "sweeps": "When one thing is varied",
+    "repeat": "How to repeat it",
+    "glossary": "What the words mean",
+}
+RUN_TITLES: Mapping[Protocol, str] = {"fair": "fair", "own": "own", "paper": "paper’s"}
+KINDS: Mapping[Kind, str] = {"heterogeneous": "Unlike models", "homogeneous": "One model for all"}
 SWEEP_WORDS: Mapping[str, tuple[str, str]] = {
     "non-iid-class": ("Classes per client", "classes per client"),
     "non-iid-dirichlet": ("Dirichlet parameter α", "α"),
@@ -61,17 +75,22 @@ def write_index(cells: Sequence[Cell], scale: Scale, folder: Path) -> Path:
 
 def index(cells: Sequence[Cell], scale: Scale) -> str:
     """The page, whole."""
-    data = index_data(cells, scale)
-    answer = data["answers"]["fair"]
-    words = {"title": answer["title"], "lead": answer["lead"], "facts": data["facts"]}
-    return filled("index", data, {"brand": "reproduction", **words}, "fedmrl.reproduce")
+    shown = index_data(cells, scale)
+    data = {
+        "methods": shown["methods"],
+        "curves": [panel["charts"] for panel in shown["curves"]],
+        "clients": {protocol: [panel["chart"] for panel in panels] for protocol, panels in shown["clients"].items()},
+        "sweeps": [[panel["charts"] for panel in sweep["panels"]] for sweep in shown["sweeps"]],
+        "runs": shown["runs"],
+    }
+    return render("index", shown, data, "fedmrl.reproduce")
 
 
 def index_data(cells: Sequence[Cell], scale: Scale) -> Data:
     """All that the page shows."""
     outcomes = Outcomes(cells, scale)
-    return {
-        "version": __version__,
+    shown: Data = {
+        "brand": "reproduction",
         "option": scale.option,
         "facts": _facts(outcomes),
         "notes": [
@@ -79,22 +98,34 @@ def index_data(cells: Sequence[Cell], scale: Scale) -> Data:
             *(sentence for kind in NAMES for sentence in outcomes.disagreements(outcomes.columns(kind))),
             *outcomes.left_out_said(cell.setting for cell in cells),
         ],
-        "protocols": WORDS,
         "answers": {protocol: _answer(outcomes, protocol) for protocol in PROTOCOLS},
-        "methods": [{"title": TITLES[method], "look": LOOKS[method].on_page} for method in METHOD_ORDER],
+        "looks": {TITLES[method]: LOOKS[method].on_page for method in METHOD_ORDER},
+        "kinds": KINDS,
         "tables": {
             kind: {protocol: _accuracy_table(outcomes, kind, protocol) for protocol in PROTOCOLS}
             for kind in NAMES
             if any_measured(outcomes, kind)
         },
         "curves": _curves(outcomes),
+        "curves_say": {protocol: _curves_say(outcomes, protocol) for protocol in PROTOCOLS},
         "clients": {protocol: _clients(outcomes, protocol) for protocol in OF_ALL},
         "costs": _costs(outcomes),
         "inference": {protocol: _inference(outcomes, protocol) for protocol in OF_ALL},
         "sweeps": [found for name in SWEEPS if (found := _sweep(outcomes, name))],
         "experiments": [{"name": name, "says": says, **_measured(outcomes, name)} for name, says in EXPERIMENTS.items()],
+        "hint": "Point at a chart, or focus it and use the arrow keys.",
         **_runs(cells, outcomes),
     }
+    drawn = {line["name"] for panel in shown["curves"] if panel["charts"] for line in panel["charts"]["fair"]["lines"]}
+    shown["methods"] = [
+        {"name": TITLES[method], "look": LOOKS[method].on_page} for method in METHOD_ORDER[::-1] if TITLES[method] in drawn
+    ]
+    present = {
+        "table": shown["tables"], "curves": shown["curves"], "clients": shown["clients"]["fair"], "costs": shown["costs"],
+        "inference": shown["inference"]["fair"], "sweeps": shown["sweeps"], "repeat": True, "glossary": True,
+    }  # fmt: skip
+    shown["contents"] = {name: title for name, title in CONTENTS.items() if present[name]}
+    return shown
 
 
 # The answer
@@ -234,19 +265,26 @@ def _accuracy_table(outcomes: Outcomes, kind: Kind, protocol: Protocol) -> Data:
 
 
 def _grid(grid: Grid) -> Data:
+    """A grid for the template, with the columns at which a group of them begins."""
+    header = [
+        [
+            {"title": title, "span": span, "place": sum(before for _, before in row[:number])}
+            for number, (title, span) in enumerate(row)
+        ]
+        for row in grid.header
+    ]
     return {
         "caption": grid.caption,
         "corner": grid.corner,
-        "header": [[list(title) for title in row] for row in grid.header],
+        "header": header,
+        "edges": [cell["place"] for cell in header[0]],
         "groups": [
-            [{"name": name, "entries": [_entry(e) for e in entries]} for name, entries in group] for group in grid.groups
+            [{"name": name, "entries": [{**asdict(e), "difference": ""} for e in entries]} for name, entries in group]
+            for group in grid.groups
         ],
         "notes": [*([f"{grid.best} of a column on a tint, second underlined."] if grid.best else []), *grid.notes],
+        "reached": any(entry.text[:1].isdigit() for group in grid.groups for _, entries in group for entry in entries),
     }
-
-
-def _entry(entry: Entry) -> Data:
-    return {name: text for name in ("text", "mark", "aside", "seeds") if (text := getattr(entry, name))}
 
 
 def _costs(outcomes: Outcomes) -> Data | None:
@@ -262,18 +300,46 @@ def _costs(outcomes: Outcomes) -> Data | None:
 
 
 def _curves(outcomes: Outcomes) -> list[Data]:
-    """A panel for each dataset and federation; none if there is nothing to draw."""
-    panels = []
-    for column in outcomes.columns():
-        found = outcomes.methods(column.setting)
-        series = [
-            {"method": place, **{protocol: _curve(found[method], protocol) for protocol in PROTOCOLS}}
-            for place, method in enumerate(METHOD_ORDER)
-            if found[method].state == "finished"
-        ]
-        absent = _absent({TITLES[method]: outcome for method, outcome in found.items()}) if series else ""
-        panels.append({"dataset": column.dataset_title, "title": column.title, "series": series, "absent": absent})
-    return panels if any(panel["series"] for panel in panels) else []
+    """A panel for each dataset and federation, all of a dataset with the same limits; none if there is nothing to draw."""
+    found = {column: _finished(outcomes, column) for column in outcomes.columns()}
+    if not any(found.values()):
+        return []
+    curves = {p: {column: [_curve(m, o, p) for m, o in of.items()] for column, of in found.items()} for p in PROTOCOLS}
+
+    def chart(column: Column, protocol: Protocol) -> Data:
+        alike = [curve for other, of in curves[protocol].items() if other.dataset == column.dataset for curve in of]
+        label = f"{column.title}: accuracy by round. Use the left and right arrow keys to read each round."
+        shown = curves[protocol][column]
+        titles = "communication round", "accuracy (%)"
+        return line_chart(shown, label, *titles, limits=limits_of(alike), height=230).on_page()
+
+    return [
+        {
+            "title": column.title,
+            "charts": {protocol: chart(column, protocol) for protocol in PROTOCOLS} if of else None,
+            "absent": _absent({TITLES[m]: o for m, o in outcomes.methods(column.setting).items()}) if of else "",
+        }
+        for column, of in found.items()
+    ]
+
+
+def _finished(outcomes: Outcomes, column: Column) -> dict[str, Outcome]:
+    """What can be drawn, FedMRL first."""
+    found = outcomes.methods(column.setting)
+    return {method: found[method] for method in METHOD_ORDER[::-1] if found[method].state == "finished"}
+
+
+def _curves_say(outcomes: Outcomes, protocol: Protocol) -> str:
+    found = [outcome for column in outcomes.columns() for outcome in _finished(outcomes, column).values()]
+    most = max((len(curve_values(outcome, protocol)[0]) for outcome in found), default=0)
+    said = [
+        PROTOCOL_LABELS[protocol]["says"].split(";")[0].removesuffix(".") + ".",
+        f"A line is the mean over {window(most)} rounds; the best single round, which counts in the table, is higher."
+        if protocol == "paper" and most
+        else "",
+        "Line: mean over seeds; band: their range." if any(len(outcome.cells) > 1 for outcome in found) else "",
+    ]
+    return " ".join(filter(None, said))
 
 
 def _absent(found: Mapping[str, Outcome]) -> str:
@@ -294,22 +360,23 @@ def _absent(found: Mapping[str, Outcome]) -> str:
     return " ".join([*said, *([f"Over fewer seeds: {', '.join(fewer)}."] if fewer else [])])
 
 
-def _curve(outcome: Outcome, protocol: Protocol) -> Data:
+def _curve(method: str, outcome: Outcome, protocol: Protocol) -> Curve:
     rounds, values = curve_values(outcome, protocol)
-    kept, values = thinned(rounds, values / 100, means=protocol == "paper")
-    return {"rounds": kept, **banded(values)}
+    kept = thinned(len(rounds))
+    return Curve(
+        TITLES[method], LOOKS[method], [rounds[place] for place in kept], smooth(values, protocol)[:, kept],
+        strong=method == "fedmrl",
+    )  # fmt: skip
 
 
-def thinned(rounds: Sequence[int], values: Values, means: bool) -> tuple[list[int], Values]:
-    """At most MOST_POINTS rounds of curves by seed and round, with the last; as they are, or means since the one before."""
-    step = -(-len(rounds) // MOST_POINTS)
-    last = np.arange(len(rounds) - 1, -1, -step)[::-1]
-    if means:
-        first = np.concatenate([[0], last[:-1] + 1])
-        values = np.stack([values[:, a : b + 1].mean(axis=1) for a, b in zip(first, last, strict=True)], axis=1)
-    else:
-        values = values[:, last]
-    return [rounds[place] for place in last], values
+def thinned(rounds: int) -> list[int]:
+    """At most MOST_POINTS places of so many rounds, evenly, with the last.
+
+    >>> thinned(3), thinned(120)[:3], thinned(120)[-1]
+    ([0, 1, 2], [1, 3, 5], 119)
+    """
+    step = -(-rounds // MOST_POINTS) or 1
+    return list(range(rounds - 1, -1, -step))[::-1]
 
 
 # Clients, ways to predict, sweeps
@@ -328,7 +395,9 @@ def _clients(outcomes: Outcomes, protocol: Protocol) -> list[Data]:
                     "share": share,
                     "paper": f"The paper: {PAPER_GAINS[dataset]}{NO_BREAK}%." if outcomes.has_paper else "",
                     "said": " ".join([f"Bars: {gained.said}.", *([worth] if (worth := _worth(outcomes, main)) else [])]),
-                    "gains": rounded(gained.points / 100),
+                    "chart": difference_chart(
+                        "FedMRL", "FedProto", LOOKS["fedmrl"], LOOKS["fedproto"], gained.points, f"{main.title}: "
+                    ).on_page(),
                 }
             )
     return shown
@@ -344,11 +413,7 @@ def _inference(outcomes: Outcomes, protocol: Protocol) -> list[Data]:
     """The models that a client can serve, by dataset."""
     mains = [outcomes.main(dataset) for dataset in outcomes.scale.datasets]
     found = {main.title: mode_means(outcomes.of(main.setting, "fedmrl"), protocol) for main in mains}
-    return [
-        {"title": title, "modes": [[mode, shorter(mean / 100)] for mode, mean in modes.items()]}
-        for title, modes in found.items()
-        if modes
-    ]
+    return [{"title": title, "modes": [*modes.items()]} for title, modes in found.items() if modes]
 
 
 def _sweep(outcomes: Outcomes, name: str) -> Data | None:
@@ -363,23 +428,23 @@ def _sweep(outcomes: Outcomes, name: str) -> Data | None:
             continue
         lines = [{x: of[place] for x, of in found.items()} for place in range(len(names))]
         absent = {f"{names[place]} at {x:g}": outcome for place, line in enumerate(lines) for x, outcome in line.items()}
+        label = f"{outcomes.main(dataset).title}: accuracy by {axis}. Use the left and right arrow keys to read each value."
         panels.append(
             {
                 "title": outcomes.main(dataset).title,
-                "xs": list(found),
-                "series": [
-                    {
-                        "name": names[place], "look": _look(names[place]).on_page,
-                        **{str(protocol): _line(line, protocol) for protocol in PROTOCOLS},
-                    }
-                    for place, line in enumerate(lines)
-                    if any(outcome.state == "finished" for outcome in line.values())
-                ],
+                "charts": {
+                    protocol: line_chart(
+                        [curve for place, line in enumerate(lines) if (curve := _line(names[place], line, protocol))],
+                        label, axis, "accuracy (%)", place=lambda x: f"{axis} = {x:g}", x_ticks=list(found), height=220,
+                    ).on_page()
+                    for protocol in PROTOCOLS
+                },
                 "absent": _absent(absent),
                 "said": {protocol: _sweep_said(found, names, axis, protocol) for protocol in PROTOCOLS},
             }
         )  # fmt: skip
-    return {"name": name, "title": title, "axis": axis, "panels": panels} if panels else None
+    shown = [(name, _look(name).on_page) for name in names]
+    return {"name": name, "title": title, "axis": axis, "lines": shown, "panels": panels} if panels else None
 
 
 def _look(name: str) -> Look:
@@ -387,9 +452,10 @@ def _look(name: str) -> Look:
     return WITHOUT_MRL if "without" in name else LOOKS[methods.get(name, "fedmrl")]
 
 
-def _line(points: Mapping[float, Outcome], protocol: Protocol) -> Data:
+def _line(name: str, points: Mapping[float, Outcome], protocol: Protocol) -> Curve | None:
     found = {x: outcome.accuracies(protocol) for x, outcome in points.items() if outcome.state == "finished"}
-    return {"rounds": list(found), **banded(np.array(list(found.values())).T)}
+    look = _look(name)
+    return Curve(name, look, [*found], 100 * np.array([*found.values()]).T, strong=look is LOOKS["fedmrl"]) if found else None
 
 
 def _sweep_said(found: Mapping[float, tuple[Outcome, ...]], names: Sequence[str], axis: str, protocol: Protocol) -> str:
@@ -411,33 +477,50 @@ def _sweep_said(found: Mapping[float, tuple[Outcome, ...]], names: Sequence[str]
 
 
 def _runs(cells: Sequence[Cell], outcomes: Outcomes) -> Data:
-    """Every run with what is needed to repeat it, and the device time of all. Machines are written once: there are few."""
-    machines: dict[tuple[str, str, str], int] = {}
-    rows: list[Data] = []
-    seconds: dict[str, float] = {}
-    for cell in sorted(cells, key=lambda cell: cell.key):
-        versions = ", ".join(f"{name} {number}" for name, number in cell.versions.items())
-        machine = machines.setdefault((cell.device, cell.engine, versions), len(machines))
-        # Seeds that were run as one each carry the time of all of them, and runs at once that in which they shared the device.
-        own = cell.wall_seconds / (cell.together * cell.at_once)
-        seconds[cell.device] = seconds.get(cell.device, 0.0) + own
-        rows.append(
-            {
-                "name": f"{cell.setting}/{cell.variant}", "seed": cell.seed, "seconds": round(own, 1),
-                **{protocol: _share(cell.measured(protocol)) for protocol in PROTOCOLS},
-                "cpu": round(cell.cpu_seconds / cell.together, 1), "states": cell.states_sha256[:12],
-                "together": cell.together, "machine": machine, "command": cell.command,
-                **({"diverged": str((cell.diverged or {}).get("reason", ""))} if cell.status == "diverged" else {}),
-                **({"other": True} if cell.key in outcomes.left_out else {}),
-            }
-        )  # fmt: skip
-    total = listed([f"{time_said(spent)} on {device}" for device, spent in seconds.items()])
-    if computed := sum(row["cpu"] for row in rows):
-        total += f" ({time_said(computed)} of computing, all cores together)"
+    """A table of every run with what is needed to repeat it, and the device time of all."""
+    cells = sorted(cells, key=lambda cell: cell.key)
+    # Seeds that were run as one each carry the time of all of them, and runs at once that in which they shared the device.
+    seconds = [cell.wall_seconds / (cell.together * cell.at_once) for cell in cells]
+    computed = [cell.cpu_seconds / cell.together for cell in cells]
+    spent: dict[str, float] = {}
+    for cell, own in zip(cells, seconds, strict=True):
+        spent[cell.device] = spent.get(cell.device, 0.0) + own
+    total = listed([f"{time_said(of)} on {device}" for device, of in spent.items()])
+    total += f" ({time_said(sum(computed))} of computing, all cores together)" if sum(computed) else ""
     wanted = {(one.setting, one.variant, seed) for one in outcomes.specs("all") for seed in one.seeds}
     beyond = sum(cell.key not in wanted for cell in cells)
-    return {"machines": [list(machine) for machine in machines], "cells": rows, "time": total, "beyond": beyond}
+    more = f" ({beyond:,} of them beyond what the tables and figures need)" if beyond else ""
+    if not cells:
+        return {"runs": None, "repeat_says": "Nothing is measured yet. This measures it, and writes this page again:"}
+    columns = [
+        {"title": "run", "values": [f"{cell.setting} {cell.variant}" for cell in cells]},
+        *(_accuracies(title, [cell.measured(p) for cell in cells]) for p, title in RUN_TITLES.items()),
+        {"title": "seed", "number": True, "values": [cell.seed for cell in cells]},
+        _times("seconds", seconds),
+        _times("CPU seconds", computed),
+        {"title": "seeds at once", "number": True, "values": [cell.together for cell in cells]},
+        {"title": "device", "values": [cell.device for cell in cells]},
+        {"title": "engine", "values": [cell.engine for cell in cells]},
+        {"title": "versions", "values": [", ".join(f"{n} {number}" for n, number in cell.versions.items()) for cell in cells]},
+        {
+            "title": "final states", "code": True,
+            "values": [cell.states_sha256[:12] + (" †" if cell.key in outcomes.left_out else "") for cell in cells],
+        },
+        {"title": "command", "code": True, "values": [cell.command for cell in cells]},
+    ]  # fmt: skip
+    return {
+        "runs": {"label": "Runs", "columns": columns, "hint": table_hint(len(cells))},
+        "repeat_says": f"{total} for these {len(cells):,} runs, one after another{more}. This measures what is missing, and "
+        "writes this page again:",
+    }
 
 
-def _share(accuracy: float | None) -> float | None:
-    return None if accuracy is None else shorter(accuracy)
+def _accuracies(title: str, values: Sequence[float | None]) -> Data:
+    """A column of accuracies, in which a run that diverged is the least of all."""
+    labels = ["diverged" if value is None else percent(value) for value in values]
+    return {"title": title, "number": True, "values": [-1 if v is None else round(v, 5) for v in values], "labels": labels}
+
+
+def _times(title: str, seconds: Sequence[float]) -> Data:
+    labels = [f"{value:.1f}" if value < 100 else f"{value:,.0f}" for value in seconds]
+    return {"title": title, "number": True, "values": [round(value, 1) for value in seconds], "labels": labels}
