@@ -292,7 +292,7 @@ MISTAKES = [
     (["compare", "quickstart", "--methods", "fml,fd", "--set", "method.d1=3"], "none of fml, fd has a field 'd1'"),
     (["compare", "quickstart", "--resume"], "name its folder with --out"),
     (["compare", "quickstart", "--out", "full", "--resume"], "full holds no such comparison to resume"),
-    (["compare", "quickstart", "--methods", "fedmrl,fd", "--set", "evaluation.mode=mix-small"], "which fd does not have"),
+    (["compare", "quickstart", "--methods", "fedmrl,fd", "--set", "evaluation.mode=mix-small"], "which fd with these settings"),
     (["compare", "quickstart", "--seeds", "0,1", "--set", "clients=2000"], "more than the 1797 samples"),
     (["run", "quickstart", "--out", "/proc/run"], "/proc/run cannot be written"),
     (["run", "quickstart", "--out", "broken.toml/x"], "broken.toml/x cannot be written"),

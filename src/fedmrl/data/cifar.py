@@ -90,13 +90,13 @@ class _Cifar(DataSource):
 
 
 class Cifar10(_Cifar):
-    """CIFAR-10: 60,000 photos of 10 kinds of things; 'fedmrl data cifar10' fetches them."""
+    """CIFAR-10: 60,000 photos in 10 classes; 'fedmrl data cifar10' downloads them."""
 
     name: ClassVar[str] = "cifar10"
 
 
 class Cifar100(_Cifar):
-    """CIFAR-100: 60,000 photos of 100 kinds of things; 'fedmrl data cifar100' fetches them."""
+    """CIFAR-100: 60,000 photos in 100 classes; 'fedmrl data cifar100' downloads them."""
 
     name: ClassVar[str] = "cifar100"
 
