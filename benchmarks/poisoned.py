@@ -25,18 +25,10 @@ from fedmrl.federation.simulated import SimulatedClients
 from fedmrl.messages import Tensors
 from fedmrl.methods import Round
 from fedmrl.randomness import generator
-from fedmrl.registry import import_all
 
 LIAR = 0
 SETTINGS = {"clients": 10, "participation": 1.0, "rounds": 10, "training.epochs": 2, "evaluation.every": 10}
-RULES = {
-    "mean": {},
-    "median": {},
-    "trimmed-mean": {},
-    "krum": {},
-    "krum, keep = 5": {"aggregation.keep": 5},
-    "geometric-median": {},
-}
+RULES = ("mean", "median", "trimmed-mean", "krum")
 
 
 class OneLies(SimulatedClients):
@@ -66,9 +58,7 @@ class OneLies(SimulatedClients):
 
 def accuracy(rule: str, attack: str, seed: int) -> float | None:
     """Of the honest clients with the server's last small model, on average; None if training diverged."""
-    recipe = fedmrl.load_recipe(
-        "quickstart", {**SETTINGS, "seed": seed, "aggregation.rule": rule.partition(",")[0], **RULES[rule]}
-    )
+    recipe = fedmrl.load_recipe("quickstart", {**SETTINGS, "seed": seed, "aggregation.rule": rule})
     setting = prepare(recipe, pick_device("cpu"))
     clients = OneLies(setting, attack, seed)
     try:
@@ -86,7 +76,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     seeds = [int(seed) for seed in arguments.seeds.split(",")]
-    import_all([str(Path(__file__).parent.parent / "examples" / "geometric_median.py")])
     measured: dict[str, dict[str, list[float | None]]] = {}
     for rule in RULES:
         for attack in ("none", "flipped", "noise"):
