@@ -1,0 +1,1 @@
+"""Real federations: organisations with models and data of their own, connected by Flower."""
