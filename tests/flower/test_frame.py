@@ -122,7 +122,9 @@ def test_bf16_is_not_encoded():
 def test_a_frame_arrives_over_a_socket_in_pieces():
     here, there = socket.socketpair()
     with here, there:
-        threading.Thread(target=lambda: [here.sendall(GOOD[i : i + 7]) for i in range(0, len(GOOD), 7)] + [here.close()]).start()
+        threading.Thread(
+            target=lambda: [here.sendall(GOOD[i : i + 7]) for i in range(0, len(GOOD), 7)] + [here.close()]
+        ).start()
         assert receive(there, 5) == GOOD
 
 

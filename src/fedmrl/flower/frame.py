@@ -206,9 +206,7 @@ def send(connection: socket.socket, data: bytes | bytearray, seconds: float) -> 
     connection.shutdown(socket.SHUT_WR)
 
 
-def exchange(
-    path: str | Path, request: bytes, seconds: float, max_header: int = MAX_HEADER, max_body: int = MAX_BODY
-) -> bytes:
+def exchange(path: str | Path, request: bytes, seconds: float, max_header: int = MAX_HEADER, max_body: int = MAX_BODY) -> bytes:
     """Sends a request's frame to the agent at a socket, and returns its reply's frame, waiting at most `seconds` for each.
 
     Raises `OSError` if there is no agent, and `FrameError` if its reply is not complete.
