@@ -126,7 +126,7 @@ class Bad(Mean):
             lambda content: {name: tensor.float().half() for name, tensor in content.items()},
             "gives other names, shapes or types",
         ),
-        (None, "aggregation.rule 'bad' fails"),
+        (None, "aggregation.rule 'bad': combine returns None; it must return a dict of tensors by name"),
         (lambda content: 1 / 0, r"aggregation.rule 'bad' fails \(ZeroDivisionError: division by zero\)"),
     ],
 )

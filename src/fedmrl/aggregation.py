@@ -12,7 +12,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedmrl.errors import CODE_FAILS, UserError, cause
+from fedmrl.errors import CODE_FAILS, UserCodeError, UserError, cause
+from fedmrl.guard import is_ours, tensors
 from fedmrl.messages import Tensors
 from fedmrl.registry import Registry
 from fedmrl.table import Named
@@ -113,12 +114,16 @@ def combine(rule: Aggregation, contents: Sequence[Mapping[str, Tensor]], weights
         rule.check(len(contents))
         combined = rule.combine(contents, weights)
         form = {name: (tensor.shape, tensor.dtype) for name, tensor in contents[0].items()}
+        if problem := tensors(combined):
+            raise UserCodeError(f"aggregation.rule {rule.name!r}: combine {problem}; mend it")
         if {name: (tensor.shape, tensor.dtype) for name, tensor in combined.items()} != form:
-            raise UserError(f"aggregation.rule {rule.name!r} gives other names, shapes or types than clients send; mend it")
+            raise UserCodeError(f"aggregation.rule {rule.name!r} gives other names, shapes or types than clients send; mend it")
     except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
     except CODE_FAILS as error:
-        raise UserError(f"aggregation.rule {rule.name!r} fails ({cause(error)}); mend it") from error
+        if is_ours(type(rule)):
+            raise
+        raise UserCodeError(f"aggregation.rule {rule.name!r} fails ({cause(error)}); mend it") from error
     return combined
 
 
