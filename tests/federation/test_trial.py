@@ -15,6 +15,7 @@ from fedmrl import UserError
 from fedmrl.federation.setup import prepare
 from fedmrl.federation.trial import try_out
 from fedmrl.methods.base import ClientNet
+from fedmrl.results import RunResult
 from fedmrl.training import Phase
 
 FUNCTIONS = [
@@ -227,3 +228,48 @@ def test_a_learning_rate_that_is_too_large_is_still_a_divergence():
 
     with pytest.raises(fedmrl.DivergedError):
         fedmrl.run(tiny_recipe("standalone", training__lr=1e300), method=Fine())
+
+
+LATER = """
+import fedmrl
+
+@fedmrl.register
+class Later(fedmrl.Standalone):
+    name = "later"
+
+    def phases(self, training, earlier):
+        if earlier > {last}:
+            raise RuntimeError("enough")
+        return super().phases(training, earlier)
+"""
+RUN = ["--set", "rounds=4", "--set", "evaluation.every=1", "--set", "models.local=[{hidden=[4]}]", "--set", "method.name=later"]
+
+
+def test_a_failure_in_a_later_round_keeps_the_last_round_and_the_run_goes_on_when_it_is_mended(fedmrl, tmp_path, monkeypatch):
+    file = tmp_path / "later.py"
+    recipe = ["run", "quickstart", "--import", file, "--set", "clients=4", "--set", "participation=1", *RUN]
+    file.write_text(LATER.format(last=99))
+    assert fedmrl(*recipe, "--out", "whole")[0] == 0
+    file.write_text(LATER.format(last=1))
+    code, _, err = fedmrl(*recipe, "--out", "cut")
+    assert code == 2 and "Traceback" not in err
+    assert err.splitlines()[-1] == (
+        "fedmrl: method 'later': phases fails (RuntimeError: enough, line 10); mend it; then resume cut after round 2 of 4"
+    )
+    assert len((tmp_path / "cut" / "rounds.jsonl").read_text().splitlines()) == 2
+    assert fedmrl("run", "cut", "--resume")[0] == 2, "it fails again while it is not mended"
+    file.write_text(LATER.format(last=99))
+    assert fedmrl("run", "cut", "--resume")[0] == 0
+    cut, whole = (RunResult.read(name) for name in ("cut", "whole"))
+    assert cut.states_sha256 == whole.states_sha256 and len(cut.records) == 4
+
+
+def test_a_run_that_did_not_fail_still_takes_no_changed_file(fedmrl, tmp_path):
+    file = tmp_path / "later.py"
+    file.write_text(LATER.format(last=99))
+    recipe = ["run", "quickstart", "--import", file, "--set", "clients=4", *RUN]
+    assert fedmrl(*recipe, "--out", "one")[0] == 0
+    (tmp_path / "one" / "summary.json").unlink()
+    file.write_text(LATER.format(last=98))
+    code, _, err = fedmrl("run", "one", "--resume")
+    assert code == 2 and "the file that imports[0] names has changed" in err

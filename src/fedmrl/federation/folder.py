@@ -211,6 +211,14 @@ class RunFolder:
         ended = time.monotonic()
         self._next_save = ended + (ended - started) * (1 + self.concurrent_runs) / _OVERHEAD
 
+    def allow_changed_code(self, snapshot: Snapshot) -> None:
+        """Lets a resumed run import changed files, as users' code that failed has to be mended."""
+        path = self.path / "inputs.json"
+        if path.is_file():
+            kept = {key: digest for key, digest in read_inputs(self.path).items() if not key.startswith("imports[")}
+            write_whole(path, json.dumps(kept))
+            self.save(snapshot)  # has the SHA-256 of the file
+
     def save_last(self, snapshot: Snapshot) -> None:
         """Saves the checkpoint after the last round, if states are kept."""
         if self.keeps:

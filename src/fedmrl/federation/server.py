@@ -8,7 +8,7 @@ from typing import Any
 from fedmrl.config import Recipe
 from fedmrl.engines import EngineChoice, Member, Setting, Terms
 from fedmrl.engines.base import broken, numbers
-from fedmrl.errors import DivergedError, InterruptedRun, UserError
+from fedmrl.errors import DivergedError, InterruptedRun, UserCodeError, UserError
 from fedmrl.federation import summary as summaries
 from fedmrl.federation.checkpoint import Snapshot
 from fedmrl.federation.clients import Clients, Reply, Request, State
@@ -333,6 +333,13 @@ def run_in_step(clients: Clients, runs: Sequence[Federation], on_round: OnRound 
     except KeyboardInterrupt:
         stopped = [run.interrupted() for run in going()]
         raise stopped[0] if stopped else InterruptedRun(0, 0, None) from None
+    except UserCodeError as error:
+        for run in going():
+            run.interrupted()
+            if run.folder:
+                run.folder.allow_changed_code(run.now)
+        kept = [f"{run.folder.path} after round {run.now.rounds} of {run.recipe.rounds}" for run in going() if run.folder]
+        raise UserCodeError(f"{error}; then resume {', '.join(kept)}" if kept else str(error)) from error
     return [done[run.number] for run in runs]
 
 
