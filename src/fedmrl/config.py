@@ -221,7 +221,13 @@ class Recipe(Table):
 
     def to_toml(self) -> str:
         """The resolved recipe as TOML, which `fedmrl run` accepts."""
-        return tomli_w.dumps(self.resolved())
+        try:
+            return tomli_w.dumps(self.resolved())
+        except (TypeError, ValueError, RecursionError) as error:  # a field of a user's class may hold anything
+            raise UserError(
+                f"the recipe cannot be written as TOML ({cause(error)}); the fields of your own classes must hold numbers, "
+                "text, dates, lists or tables, and no NaN"
+            ) from error
 
     def with_method(self, method: str | Method, changes: Mapping[str, Any] | None = None) -> "Recipe":
         """The recipe with another method, given by name or as an object, or with changed fields of the current one."""
@@ -421,11 +427,26 @@ def _import_path(name: str, folder: Path) -> str:
 
 def _resolve_paths(plain: dict[str, Any], folder: Path, keys: Iterable[str]) -> None:
     """Makes the paths in a recipe absolute, relative to the recipe's folder."""
+    _resolve_model_paths(plain, folder)
     for key in keys:
         table, _, last = key.rpartition(".")
         within = plain.get(table) if table else plain
         if isinstance(within, dict) and last in within:
             within[last] = _absolute(within[last], folder, key)
+
+
+def _resolve_model_paths(plain: Mapping[str, Any], folder: Path) -> None:
+    """Makes the paths in a recipe's tables of models absolute."""
+    models = plain.get("models")
+    models = models if isinstance(models, Mapping) else {}
+    local = models.get("local")
+    for key, model in [*enumerate(local if isinstance(local, list) else []), ("small", models.get("small"))]:
+        name = model.get("name") if isinstance(model, dict) else None
+        known = MODELS.get(name) if isinstance(name, str) else None
+        for field in known.path_fields() if known else []:
+            if field in model:
+                where = f"models.{key}" if key == "small" else f"models.local[{key}]"
+                model[field] = _absolute(model[field], folder, f"{where}.{field}")
 
 
 def path_keys(plain: Mapping[str, Any]) -> list[str]:
@@ -489,6 +510,8 @@ def _set(plain: dict[str, Any], key: str, value: Any) -> None:
     within[last] = value
     if key in path_keys(plain):
         within[last] = _absolute(value, Path(), key)
+    if tables == ["models"]:
+        _resolve_model_paths({"models": {last: value}}, Path())
 
 
 def parse_recipe(plain: Mapping[str, Any], source: str) -> Recipe:

@@ -248,6 +248,8 @@ def inputs(recipe: Recipe) -> dict[str, str]:
     """The SHA-256 of each file that the recipe names, by its key."""
     named: dict[str, Any] = {"participation": recipe.participation}
     named |= {f"data.{field}": getattr(recipe.data, field) for field in recipe.data.path_fields()}
+    for place, model in enumerate(recipe.models.named):
+        named |= {f"models {model.name} {place}.{field}": getattr(model, field) for field in model.path_fields()}
     named |= {f"imports[{place}]": name for place, name in enumerate(recipe.imports) if is_file(name)}
     paths = {key: user_path(name, key) for key, name in named.items() if isinstance(name, str)}
     return {key: hashlib.sha256(path.read_bytes()).hexdigest() for key, path in paths.items() if path.is_file()}

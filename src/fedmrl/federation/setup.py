@@ -36,6 +36,7 @@ def prepare(
             f"this recipe's models were given from Python ({', '.join(dict.fromkeys(recipe.models.own))}); run it "
             "there, with fedmrl.run(recipe, models=…)"
         )
+    recipe.to_toml()  # raises `UserError` if it cannot be written
     data = data or sources.load(recipe.data)
     if recipe.training.augment.active and len(data.shape) != 3:
         raise UserError(f"training.augment is for images, and {data.name} has samples of shape {data.shape}; leave it out")

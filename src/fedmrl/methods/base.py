@@ -48,7 +48,16 @@ class Common:
 
     def small_model(self, dim: int | None = None) -> Split:
         """Builds the shared model, with representation dimension `dim` if given."""
-        return (self.small if dim is None else self.small.with_dim(dim)).build(self.shape, self.classes)
+        if dim is None:
+            return self.small.build(self.shape, self.classes)
+        model = self.small.with_dim(dim)
+        made = model.build(self.shape, self.classes)
+        if made.dim != dim:
+            raise UserError(
+                f"the model {model.label!r} has a representation of {made.dim}, and its with_dim was asked for {dim}; mend it, "
+                "or name another as models.small"
+            )
+        return made
 
 
 @dataclass(frozen=True)
