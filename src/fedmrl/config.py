@@ -298,14 +298,25 @@ def load_named(
         plain["method"], changes = _with_fields(method, changes)
     elif method is not None:
         changes = [("method.name", method), *((key, value) for key, value in changes if key != "method.name")]
+    changed = {key for key, _ in changes} | ({"method.name"} if method is not None else set())
+    return NamedRecipe(name, _from_there(_changed(plain, changes), source, came_from, changed))
+
+
+def recipe_of_run(config: str, folder: Path) -> Recipe:
+    """The recipe of the run in a folder, from the text of its `config.toml`; imports nothing."""
+    with loading_nothing():
+        return _from_there(tomllib.loads(config), str(folder / "config.toml"), read_origins(folder), ())
+
+
+def _from_there(plain: Mapping[str, Any], source: str, came_from: Mapping[str, str], changed: Iterable[str]) -> Recipe:
+    """The recipe of plain data, whose custom classes must be of the same origins, unless their keys were changed."""
     try:
-        found = parse_recipe(_changed(plain, changes), source)
+        found = parse_recipe(plain, source)
     except UserError as error:
         hints = [f"{key} came from {origin}" for key, origin in came_from.items() if key.split()[0] in str(error)]
         raise UserError(f"{error}; in that run {' and '.join(hints)}" if hints else str(error)) from error
-    changed = {key for key, _ in changes} | ({"method.name"} if method is not None else set())
     _check_origins(found, came_from, changed)
-    return NamedRecipe(name, found)
+    return found
 
 
 def read_origins(folder: Path) -> dict[str, str]:
@@ -327,6 +338,8 @@ def _with_fields(method: Method, changes: Sequence[tuple[str, Any]]) -> tuple[Me
     """Applies the changes of a method's fields to a method object, and returns it with the other changes."""
     fields = {key.removeprefix("method."): value for key, value in changes if key.startswith("method.")}
     rest = [(key, value) for key, value in changes if not key.startswith("method.")]
+    if not fields:
+        return method, rest
     if "name" in fields:
         raise UserError(f"method is given as an object, and settings name {fields['name']!r}; leave one of them out")
     try:

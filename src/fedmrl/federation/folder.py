@@ -127,6 +127,7 @@ class RunFolder:
             return None
         if isinstance(files := plain.get("files"), dict):
             self._check_files(files, result.rounds)
+        result = result.model_copy(update={"ran": self.recipe})
         return result.of_run(self.path, self.recipe.to_toml(), read_text(self.path / "split.json"), self.records(result.rounds))
 
     def _check_result(self, result: RunResult) -> None:

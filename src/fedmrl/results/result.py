@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, RootModel, model_validator
 
-from fedmrl.config import Recipe, parse_recipe, settings_of
+from fedmrl.config import Recipe, recipe_of_run, settings_of
 from fedmrl.errors import DivergedError, UserError
 from fedmrl.files import check_sha256, sha256_of_bytes, sha256_of_text
 from fedmrl.results.accuracy import Accuracy, ByMode, ByView, LastAndBest, Whose
@@ -112,13 +112,19 @@ class _Outcome(Part):
 
     config: str = Field("", exclude=True, repr=False)
     """The recipe as TOML, as in `config.toml`."""
+    ran: Recipe | None = Field(None, exclude=True, repr=False)
+    """The recipe with its objects, of a run in this process."""
     folder: Path | None = Field(None, exclude=True)
     """The run's folder, if it was written."""
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe that was run."""
-        return parse_recipe(tomllib.loads(self.config), str(self.folder or "config"))
+        """The recipe that was run; of a result that was read, its custom classes must be imported first."""
+        if self.ran is not None:
+            return self.ran
+        if self.folder is None or not self.config:
+            raise UserError("this result has no recipe: it was read from text alone; read it from its folder")
+        return recipe_of_run(self.config, self.folder)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -299,7 +305,8 @@ def read_outcome(folder: Path) -> Outcome:
     path = folder / "summary.json"
     plain = read_summary(path)
     if isinstance(plain, dict) and plain.get("status") == "diverged":
-        return checked(path, DivergedRun, plain).model_copy(update={"folder": folder})
+        text = read_text(folder / "config.toml") if (folder / "config.toml").is_file() else ""
+        return checked(path, DivergedRun, plain).model_copy(update={"folder": folder, "config": text})
     config, split = read_text(folder / "config.toml"), read_text(folder / "split.json")
     try:
         tomllib.loads(config)
