@@ -6,14 +6,14 @@ Legend of shapes: K clients.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from fedmrl.errors import CODE_FAILS, UserCodeError, UserError, cause
-from fedmrl.guard import is_ours, tensors
+from fedmrl.guard import guard, is_ours, nothing, tensors
 from fedmrl.messages import Tensors
 from fedmrl.registry import Registry
 from fedmrl.table import Named
@@ -23,6 +23,12 @@ class Aggregation(Named, ABC):
     """A rule by which the server combines clients' weights; its fields are its settings."""
 
     summary: ClassVar[str]
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        cls.summary = cls.__dict__.get("summary", (cls.__doc__ or "").strip().partition("\n")[0])
+        guard(cls, "aggregation rule", {"check": nothing})
 
     @abstractmethod
     def combine(self, contents: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> Tensors:

@@ -27,7 +27,7 @@ from pydantic_core import ErrorDetails
 from fedmrl.aggregation import MEAN, Aggregation
 from fedmrl.data import DataSource, Digits
 from fedmrl.data.partition import PartitionTable
-from fedmrl.errors import UserError, cause
+from fedmrl.errors import CODE_FAILS, UserError, cause
 from fedmrl.files import user_path
 from fedmrl.methods import Method
 from fedmrl.methods.fedmrl import FedMRL
@@ -233,6 +233,8 @@ class Recipe(Table):
         """The recipe with another method, given by name or as an object, or with changed fields of the current one."""
         if isinstance(method, Method):
             return parse_recipe({**self.tables(), "method": method}, source=method.name)
+        if not isinstance(method, str) or not isinstance({} if changes is None else changes, Mapping):
+            raise UserError("with_method takes a method's name or a method, and changes as a table of its fields")
         fields = self.method.model_dump() if method == self.method.name else {}
         return parse_recipe({**self.tables(), "method": {"name": method, **fields, **(changes or {})}}, source=method)
 
@@ -483,9 +485,12 @@ def _pairs(settings: Settings) -> Iterator[tuple[str, Any]]:
     if isinstance(settings, Mapping):
         yield from ((str(key), value) for key, value in settings.items())
         return
-    listed = list(settings) if isinstance(settings, Iterable) and not isinstance(settings, str) else [None]
+    try:
+        listed = list(settings) if isinstance(settings, Iterable) and not isinstance(settings, str) else [None]
+    except CODE_FAILS:  # an array without axes is iterable by its type
+        listed = [None]
     if not all(isinstance(setting, str) for setting in listed):
-        raise UserError(f"settings is {settings!r}; give keys with their values, as in {{'training.lr': 0.05}}")
+        raise UserError(f"settings is {settings!r:.80}; give keys with their values, as in {{'training.lr': 0.05}}")
     for setting in map(str, listed):
         key, equals, text = setting.partition("=")
         if not equals or not key.strip():

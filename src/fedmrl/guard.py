@@ -38,6 +38,8 @@ def guard(cls: type, what: str, checks: Mapping[str, Check]) -> None:
             setattr(cls, name, property(_guarded(found.fget, what, name, check), doc=found.__doc__))
         elif inspect.isfunction(found):
             setattr(cls, name, _guarded(found, what, name, check))
+        elif found is not None and not hasattr(found, "__get__") and (problem := check(found)):
+            raise UserError(f"{cls.__name__}.{name} {problem}; mend it")
 
 
 def _guarded(function: Callable[..., Any], what: str, name: str, check: Check) -> Callable[..., Any]:
@@ -71,6 +73,20 @@ def failure(thing: Any, what: str, name: str, error: BaseException) -> UserCodeE
 def _line_in(kind: type, error: BaseException) -> str:
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     return line_of(error, file) if file else ""
+
+
+def is_line(value: Any) -> bool:
+    """Whether a value is a line of text, which tables and files can hold.
+
+    >>> is_line("a name"), is_line(" "), is_line("two\\nlines"), is_line(3)
+    (True, False, False, False)
+    """
+    return isinstance(value, str) and bool(value.strip()) and len(value.splitlines()) == 1 and value.isprintable()
+
+
+def line(result: Any, *_: Any, **__: Any) -> str | None:
+    """The check of a name or title."""
+    return None if is_line(result) else f"is {result!r:.80}; it must be a line of text"
 
 
 def nothing(result: Any, *_: Any, **__: Any) -> None:

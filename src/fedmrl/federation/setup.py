@@ -17,6 +17,7 @@ from fedmrl.engines.base import DTYPES, failures_told
 from fedmrl.errors import CODE_FAILS, UserError, cause
 from fedmrl.federation.trial import needs_trial, try_out
 from fedmrl.files import read_json, user_path
+from fedmrl.guard import is_line
 from fedmrl.memory import format_bytes, free_bytes
 from fedmrl.methods import Batch, ClientNet, Common, Header
 from fedmrl.models import CNN, MLP, Model, ModelSpec, SharedSpec, Split, is_own
@@ -70,7 +71,7 @@ def _check_spec(client: int, spec: ModelSpec) -> None:
         raise
     except CODE_FAILS as error:
         raise UserError(f"{where} cannot be used ({cause(error)}); mend it") from error
-    if not isinstance(label, str) or not label.strip() or len(label.splitlines()) > 1:
+    if not is_line(label):
         raise UserError(f"{where} has the label {label!r}; it must be a line of text")
 
 

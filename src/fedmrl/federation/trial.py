@@ -99,6 +99,8 @@ class _Trial:
         others = [client for client in setting.members if client not in clients]
         sent += [replace(one, client=other) for one, other in zip(cycle(sent), others[: self.clients_a_round - len(sent)])]
         server = self._noted("aggregate", method.aggregate(server, sent, round_, rule))
+        if self.not_finite == ["aggregate"] and not is_ours(type(rule)):
+            raise UserCodeError(f"{called(rule, 'aggregation rule')}: combine returns NaN for uploads that are finite; mend it")
         self._received(first, net, server, 0)
         self._predicts(first, net)
         self._trains(first, net, earlier=1)

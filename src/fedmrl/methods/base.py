@@ -180,12 +180,11 @@ class Method(Named, ABC):
         cls.summary = cls.__dict__.get("summary", (cls.__doc__ or "").strip().partition("\n")[0])
         if cls.colour is not None and not re.fullmatch("#[0-9a-fA-F]{6}", str(cls.colour)):
             raise UserError(f"{cls.__name__}.colour is {cls.colour!r}; write it as in '#cf4a00'")
-        for name in ("title", "summary"):
-            if not isinstance(text := getattr(cls, name), str) or len(text.splitlines()) > 1 or not (text or name == "summary"):
-                raise UserError(f"{cls.__name__}.{name} is {text!r}; it must be a line of text")
         for name in ("parts", "shares"):
             if not isinstance(parts := getattr(cls, name), tuple) or not all(isinstance(part, str) and part for part in parts):
                 raise UserError(f"{cls.__name__}.{name} is {parts!r}; it must be a tuple of names, as in ('local',)")
+        if cls.summary == "":  # without a docstring
+            cls.summary = cls.title
         checks = {**CHECKS, "build": _is_net}
         if cls.encode is Method.encode:  # engines encode uploads only for methods that define it
             del checks["encode"]

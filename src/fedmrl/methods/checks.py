@@ -7,7 +7,7 @@ from typing import Any, get_args
 import numpy as np
 from torch import Tensor, nn
 
-from fedmrl.guard import Check, described, nothing, tensors
+from fedmrl.guard import Check, described, line, nothing, tensors
 from fedmrl.training import Phase, SumsOf
 
 
@@ -90,6 +90,8 @@ def _phase_problem(phase: Phase) -> str | None:
 
 
 CHECKS: dict[str, Check] = {
+    "title": line,
+    "summary": line,
     "modes": _modes,
     "check": nothing,
     "subsets": _subsets,

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedmrl.errors import CODE_FAILS, UserError, cause
-from fedmrl.guard import Check, described, guard
+from fedmrl.guard import Check, described, guard, line
 from fedmrl.memory import format_bytes, free_bytes
 from fedmrl.table import Named
 
@@ -33,6 +33,8 @@ class Split(nn.Module):
 
     def __init__(self, extractor: nn.Module, header: nn.Module, dim: int) -> None:
         super().__init__()
+        if isinstance(dim, bool) or not isinstance(dim, int) or not 0 < dim < 2**31:
+            raise UserError(f"a Split's dim is {dim!r:.80}; it must be a whole number from 1, the size of its representation")
         self.extractor = extractor
         self.header = header
         self.dim = dim
@@ -63,10 +65,10 @@ def split(model: nn.Module, last: str, example: Tensor) -> Split:
                 "client; use the original nn.Module"
             )
     names = [name for name, _ in model.named_modules() if name]
-    if last not in names:
-        near = difflib.get_close_matches(str(last), names, n=1) or names[-1:]
+    if not isinstance(last, str) or last not in names:
+        near = difflib.get_close_matches(f"{last!s:.80}", names, n=1) or names[-1:]
         hint = f"; did you mean {near[0]!r}?" if near else "; it has no layers at all"
-        raise UserError(f"{type(model).__name__} has no layer {last!r}{hint}")
+        raise UserError(f"{type(model).__name__} has no layer {last!r:.80}{hint}")
     if any(is_lazy(parameter) for parameter in model.parameters()):  # the first input initialises them
         _run(model, example)
     try:
@@ -233,10 +235,6 @@ def _initialised(made: Any, shape: tuple[int, ...], *_: Any, **__: Any) -> str |
     return None
 
 
-def _is_text(label: Any) -> str | None:
-    return None if isinstance(label, str) and label.strip() else f"is {label!r:.80}; it must be a line of text"
-
-
 def _is_model(made: Any, *_: Any, **__: Any) -> str | None:
     return None if isinstance(made, Model) else f"returns {described(made)}; it must return a model"
 
@@ -251,7 +249,7 @@ class Model(Named, ABC):
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         super().__pydantic_init_subclass__(**kwargs)
-        checks: dict[str, Check] = {"build": _initialised, "label": _is_text, "parameters": _is_size}
+        checks: dict[str, Check] = {"build": _initialised, "label": line, "parameters": _is_size}
         if cls.with_dim is not Model.with_dim:  # those that define it can be shared
             checks["with_dim"] = _is_model
         guard(cls, "model", checks)

@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, RootModel, model_validator
 
 from fedmrl.config import Recipe, recipe_of_run, settings_of
 from fedmrl.errors import DivergedError, UserError
-from fedmrl.files import check_sha256, sha256_of_bytes, sha256_of_text
+from fedmrl.files import check_sha256, output_path, sha256_of_bytes, sha256_of_text
 from fedmrl.results.accuracy import Accuracy, ByMode, ByView, LastAndBest, Whose
 from fedmrl.results.costs import Target
 from fedmrl.results.protocols import PROTOCOLS, Protocol, counted
@@ -213,7 +213,7 @@ class RunResult(_Outcome):
     @classmethod
     def read(cls, folder: str | Path) -> "RunResult":
         """Reads a finished run from its folder, without executing any code that the folder names."""
-        path = Path(folder)
+        path = output_path(folder, "folder")
         if not ended(path):
             raise UserError(f"{path} holds no finished run; name a finished run's folder")
         outcome = read_outcome(path)
@@ -239,7 +239,8 @@ class RunResult(_Outcome):
 
     def of_clients(self, protocol: Protocol = "fair") -> list[float]:
         """Each client's final accuracy; `paper`, which has none, gets the headline's."""
-        view = "own" if protocol == "own" else self.view
+        whose, view, _ = counted(protocol, self.view)
+        view = view if whose == "all" else self.view
         return [client.accuracy_by(view, self.mode) for client in self.clients]
 
     @property
