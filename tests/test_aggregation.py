@@ -1,12 +1,15 @@
 """Each rule against values worked out by hand, and against what it is there for: a client that lies."""
 
+import math
+import sys
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny import tiny_recipe
 
-from fedmrl import UserError, run
+from fedmrl import UserError, register, run
 from fedmrl.aggregation import RULES, Krum, Mean, Median, TrimmedMean, krum_order, weighted_mean
 from fedmrl.messages import Upload
 from fedmrl.methods import METHODS, FedMRL, Round
@@ -126,7 +129,7 @@ class Bad(Mean):
             lambda content: {name: tensor.float().half() for name, tensor in content.items()},
             "gives other names, shapes or types",
         ),
-        (None, "aggregation.rule 'bad' fails"),
+        (None, "aggregation.rule 'bad': combine returns None; it must return a dict of tensors by name"),
         (lambda content: 1 / 0, r"aggregation.rule 'bad' fails \(ZeroDivisionError: division by zero\)"),
     ],
 )
@@ -138,3 +141,36 @@ def test_what_a_users_rule_makes_must_be_of_the_form_of_what_came(made, says):
 def test_krum_asks_for_enough_clients_in_each_round():
     with pytest.raises(UserError, match="krum needs at least 5 clients"):
         FedMRL().aggregate({}, [Upload(client, 1, FIVE[client]) for client in range(4)], Round(0, 1), Krum())
+
+
+def each(change):
+    return lambda self, contents, weights: {name: change(tensor) for name, tensor in contents[0].items()}
+
+
+ODD_RULES = {
+    "exits": ({"combine": lambda self, contents, weights: sys.exit()}, r"aggregation.rule 'odd' fails \(SystemExit\); mend it"),
+    "a list": (
+        {"combine": lambda self, contents, weights: list(contents)},
+        "'odd': combine returns a list; it must return a dict",
+    ),
+    "arrays": ({"combine": each(lambda tensor: tensor.numpy())}, "'odd': combine returns a ndarray under 'small"),
+    "sparse": ({"combine": each(torch.Tensor.to_sparse)}, "'odd': combine returns a sparse or empty tensor under 'small"),
+    "a graph": (
+        {"combine": each(lambda tensor: tensor.clone().requires_grad_())},
+        "combine returns a tensor that requires grad",
+    ),
+    "NaN": ({"combine": each(lambda tensor: tensor * math.nan)}, "'odd': combine returns NaN for uploads that are finite"),
+    "too few arguments": ({"combine": lambda self, contents: contents[0]}, r"'odd' fails \(TypeError: .* takes 2 positional"),
+    "check raises": ({"check": lambda self, clients: 1 / 0}, r"aggregation rule 'odd': check fails \(ZeroDivisionError"),
+    "check exits": ({"check": lambda self, clients: sys.exit(0)}, r"aggregation rule 'odd': check fails \(SystemExit: 0"),
+}
+
+
+@pytest.mark.parametrize("case", ODD_RULES)
+def test_a_users_rule_that_is_wrong_is_a_sentence_and_nothing_is_written(tmp_path, case):
+    members, says = ODD_RULES[case]
+    register(type("Odd", (Mean,), {"name": "odd", "__module__": __name__, **members}))
+    with pytest.raises(UserError, match=says) as refusal:
+        run(tiny_recipe("fml", aggregation__rule="odd"), out=tmp_path / "run")
+    assert len(str(refusal.value).splitlines()) == 1
+    assert not (tmp_path / "run").exists()

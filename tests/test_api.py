@@ -1,6 +1,8 @@
 """From Python, a wrong type is told in a sentence before anything is done or written."""
 
 from dataclasses import dataclass
+from inspect import signature
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -53,8 +55,8 @@ def test_a_kind_of_model_is_whatever_has_a_label_and_builds_one():
         ({"models": net()}, "client 0's is a Sequential"),
         ({"models": "net"}, "client 0's is a str"),
         ({"models": [OWN] * 3}, "3 models were given for 4 clients; give one for each"),
-        ({"out": 3}, "out is 3; it must name a folder"),
-        ({"out": ""}, "out is ''; it must name a folder"),
+        ({"out": 3}, "out is 3; it must name a file or folder"),
+        ({"out": ""}, "out is ''; it must name a file or folder"),
         ({"data": "digits"}, "data is a str; leave it out"),
         ({"on_round": 3}, "on_round is 3; it must be a function"),
         ({"on_notice": "print"}, "on_notice is 'print'; it must be a function"),
@@ -107,3 +109,81 @@ def test_numbers_that_no_machine_can_hold_are_refused(key, most):
 def test_a_model_of_ones_own_is_a_label_a_function_and_a_layer(words):
     with pytest.raises(UserError, match="OwnModel"):
         OwnModel(*words)
+
+
+class Odd:
+    """An object that is neither true, nor equal to anything."""
+
+    __hash__ = None
+
+    def __bool__(self):
+        raise ValueError("neither true nor false")
+
+    def __eq__(self, other):
+        raise ValueError("equal to nothing")
+
+
+ODD = [
+    None,
+    [],
+    {},
+    "",
+    "x",
+    "\0",
+    "\ud800",
+    "x" * 5000,
+    3,
+    -1,
+    1.5,
+    float("nan"),
+    10**400,
+    True,
+    b"x",
+    Path("nowhere"),
+    object(),
+]
+ODD += [np.zeros(3), np.zeros(()), torch.ones(2), Odd(), [Odd()], [None], {1: 2}, {"": 1}, {"rounds": Odd()}, print]
+X, Y = np.zeros((8, 1, 2, 2), np.uint8), np.arange(8) % 2
+RECIPE = {"method": "standalone", "rounds": 1, "clients": 2, "participation": 1}
+CALLS = {
+    "run": (fedmrl.run, lambda: {"recipe": tiny_recipe(**RECIPE)}),
+    "run_seeds": (fedmrl.run_seeds, lambda: {"recipe": tiny_recipe(**RECIPE), "seeds": [0]}),
+    "compare": (fedmrl.compare, lambda: {"recipe": tiny_recipe(**RECIPE), "methods": ["standalone"]}),
+    "load_recipe": (fedmrl.load_recipe, lambda: {"recipe": "quickstart"}),
+    "OwnModel": (OwnModel, lambda: {"label": "a", "make": net, "last": "3"}),
+    "split": (fedmrl.split, lambda: {"model": net(), "last": "3", "example": torch.zeros(2, 256)}),
+    "Split": (fedmrl.Split, lambda: {"extractor": nn.Identity(), "header": nn.Linear(2, 2), "dim": 2}),
+    "register": (fedmrl.register, lambda: {}),
+    "Dataset": (fedmrl.Dataset, lambda: {"name": "x", "x": X, "y": Y, "classes": ("a", "b"), "official_train": 8,
+                                         "mean": np.zeros(1), "std": np.ones(1)}),
+    "RunResult.read": (fedmrl.RunResult.read, lambda: {}),
+    "Recipe": (fedmrl.Recipe, lambda: {}),
+    "FedMRL": (fedmrl.FedMRL, lambda: {}),
+    "Batched": (fedmrl.engines.Batched, lambda: {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_no_argument_of_a_wrong_kind_ends_in_a_traceback(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    function, good = CALLS[call]
+    for argument in signature(function).parameters:
+        for value in ODD:
+            try:
+                function(**{**good(), argument: value})
+            except UserError as error:
+                assert len(str(error).splitlines()) == 1, (argument, value)
+
+
+def test_a_result_is_asked_for_a_protocol_that_there_is():
+    result = fedmrl.run(tiny_recipe("standalone", rounds=1))
+    for ask in (result.headline, result.curve, result.of_clients):
+        with pytest.raises(UserError, match="protocol is 'best'; choose fair, own, paper"):
+            ask("best")
+
+
+def test_a_methods_fields_are_told_in_a_sentence():
+    with pytest.raises(UserError, match=r"^FedMRL: d1: Input should be a valid integer"):
+        fedmrl.FedMRL(d1="many")
+    with pytest.raises(UserError, match=r"^seeds is empty; name at least one$"):
+        fedmrl.run_seeds(tiny_recipe("standalone"), [])

@@ -6,13 +6,14 @@ Legend of shapes: K clients.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedmrl.errors import CODE_FAILS, UserError, cause
+from fedmrl.errors import CODE_FAILS, UserCodeError, UserError, cause
+from fedmrl.guard import guard, is_ours, nothing, tensors
 from fedmrl.messages import Tensors
 from fedmrl.registry import Registry
 from fedmrl.table import Named
@@ -22,6 +23,12 @@ class Aggregation(Named, ABC):
     """A rule by which the server combines clients' weights; its fields are its settings."""
 
     summary: ClassVar[str]
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        cls.summary = cls.__dict__.get("summary", (cls.__doc__ or "").strip().partition("\n")[0])
+        guard(cls, "aggregation rule", {"check": nothing})
 
     @abstractmethod
     def combine(self, contents: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> Tensors:
@@ -113,12 +120,16 @@ def combine(rule: Aggregation, contents: Sequence[Mapping[str, Tensor]], weights
         rule.check(len(contents))
         combined = rule.combine(contents, weights)
         form = {name: (tensor.shape, tensor.dtype) for name, tensor in contents[0].items()}
+        if problem := tensors(combined):
+            raise UserCodeError(f"aggregation.rule {rule.name!r}: combine {problem}; mend it")
         if {name: (tensor.shape, tensor.dtype) for name, tensor in combined.items()} != form:
-            raise UserError(f"aggregation.rule {rule.name!r} gives other names, shapes or types than clients send; mend it")
+            raise UserCodeError(f"aggregation.rule {rule.name!r} gives other names, shapes or types than clients send; mend it")
     except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
     except CODE_FAILS as error:
-        raise UserError(f"aggregation.rule {rule.name!r} fails ({cause(error)}); mend it") from error
+        if is_ours(type(rule)):
+            raise
+        raise UserCodeError(f"aggregation.rule {rule.name!r} fails ({cause(error)}); mend it") from error
     return combined
 
 

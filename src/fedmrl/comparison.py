@@ -14,11 +14,12 @@ from fedmrl.data import Dataset, sources
 from fedmrl.engines import EngineChoice, check_engine
 from fedmrl.errors import UserError
 from fedmrl.federation.folder import refuse_used
-from fedmrl.federation.launch import OnNotice, check_types, run_seeds, with_data
+from fedmrl.federation.launch import OnNotice, check_callbacks, check_flags, check_types, run_seeds, with_data
 from fedmrl.federation.server import OnRound
 from fedmrl.federation.setup import prepare
 from fedmrl.federation.store import check_store
-from fedmrl.files import write_whole
+from fedmrl.files import output_path, write_whole
+from fedmrl.guard import described, is_line
 from fedmrl.methods import METHODS, Method
 from fedmrl.models import ModelSpec
 from fedmrl.registry import is_name
@@ -82,7 +83,7 @@ class Comparison:
 
     def report(self, path: str | Path) -> Path:
         """Writes the report of these runs as one self-contained HTML file."""
-        target = Path(str(path))
+        target = output_path(path, "path")
         if target.suffix not in (".html", ".htm") or not target.parent.is_dir():
             raise UserError(f"path is {str(path)!r}; name an .html file in an existing folder")
         if not self.results:
@@ -120,7 +121,7 @@ class Comparison:
 
     def figure(self, path: str | Path) -> Path:
         """Writes the accuracy over rounds as a figure: .png or .svg, or .pdf for a column of a paper."""
-        target = Path(str(path))
+        target = output_path(path, "path")
         if target.suffix not in (".png", ".svg", ".pdf"):
             raise UserError(f"path is {str(path)!r}; name a .png, .svg or .pdf file")
         if target.suffix == ".pdf":
@@ -160,13 +161,14 @@ def compare(
     >>> [run.status for run in both["fedmrl"]], sorted(row[0] for row in both.rows)
     (['finished'], ['FedMRL', 'Standalone'])
     """
+    check_callbacks(watch=watch, on_notice=on_notice)
+    check_flags(resume=resume)
+    if title is not None and not is_line(title):
+        raise UserError(f"title is {title!r:.80}; it must be a line of text")
     name, recipes = _recipes(recipe, methods, settings)
-    check_types([next(iter(recipes.values())).seed] if seeds is None else seeds, models, data, {"on_notice": on_notice})
+    check_types([next(iter(recipes.values())).seed] if seeds is None else seeds, models, data)
     seeds = list(seeds) if seeds is not None else [next(iter(recipes.values())).seed]
-    if not seeds or (out is not None and (not isinstance(out, str | Path) or not str(out))):
-        what = "seeds is empty; name at least one" if not seeds else f"out is {out!r}; it must be the name of a folder, or None"
-        raise UserError(what)
-    folder = None if out is None else Path(out)
+    folder = None if out is None else output_path(out, "out")
     if resume and folder is None:
         raise UserError("resume needs the comparison's folder; name it as out")
     comparison = Comparison(title or name, recipes, seeds, {}, folder)
@@ -195,7 +197,10 @@ def compare(
     for method, of_method in recipes.items():
         own = folders[method]
         resumes = resume and own is not None and any((path / "config.toml").exists() for path in own)
-        with watch(method) if watch else nullcontext() as on_round:
+        watching = watch(method) if watch else nullcontext()
+        if not isinstance(watching, AbstractContextManager):
+            raise UserError(f"watch returns {described(watching)}; it must return a context with a function for each round")
+        with watching as on_round:
             outcomes[method] = run_seeds(
                 of_method, seeds, outs=own, resume=resumes, device=device, engine=engine, store=store, models=models, data=data,
                 keep=False, on_round=on_round, on_notice=tell,  # drops the large states
@@ -223,7 +228,7 @@ def _recipes(
     named = load_named(recipe, settings)
     name, setting = named.name, named.recipe
     asked = METHODS if methods is None else methods
-    if isinstance(asked, str) or not isinstance(asked, Iterable):
+    if isinstance(asked, str | bytes) or not isinstance(asked, Iterable) or not getattr(asked, "shape", True):
         raise UserError(f"methods is {methods!r}; give a list of names or of methods, as in ['fedmrl', fedmrl.FedProto()]")
     named_here = methods.items() if isinstance(methods, Mapping) else ((None, method) for method in asked)
     recipes: dict[str, Recipe] = {}

@@ -27,7 +27,7 @@ from pydantic_core import ErrorDetails
 from fedmrl.aggregation import MEAN, Aggregation
 from fedmrl.data import DataSource, Digits
 from fedmrl.data.partition import PartitionTable
-from fedmrl.errors import UserError, cause
+from fedmrl.errors import CODE_FAILS, UserError, cause
 from fedmrl.files import user_path
 from fedmrl.methods import Method
 from fedmrl.methods.fedmrl import FedMRL
@@ -221,12 +221,20 @@ class Recipe(Table):
 
     def to_toml(self) -> str:
         """The resolved recipe as TOML, which `fedmrl run` accepts."""
-        return tomli_w.dumps(self.resolved())
+        try:
+            return tomli_w.dumps(self.resolved())
+        except (TypeError, ValueError, RecursionError) as error:  # a field of a user's class may hold anything
+            raise UserError(
+                f"the recipe cannot be written as TOML ({cause(error)}); the fields of your own classes must hold numbers, "
+                "text, dates, lists or tables, and no NaN"
+            ) from error
 
     def with_method(self, method: str | Method, changes: Mapping[str, Any] | None = None) -> "Recipe":
         """The recipe with another method, given by name or as an object, or with changed fields of the current one."""
         if isinstance(method, Method):
             return parse_recipe({**self.tables(), "method": method}, source=method.name)
+        if not isinstance(method, str) or not isinstance({} if changes is None else changes, Mapping):
+            raise UserError("with_method takes a method's name or a method, and changes as a table of its fields")
         fields = self.method.model_dump() if method == self.method.name else {}
         return parse_recipe({**self.tables(), "method": {"name": method, **fields, **(changes or {})}}, source=method)
 
@@ -292,14 +300,25 @@ def load_named(
         plain["method"], changes = _with_fields(method, changes)
     elif method is not None:
         changes = [("method.name", method), *((key, value) for key, value in changes if key != "method.name")]
+    changed = {key for key, _ in changes} | ({"method.name"} if method is not None else set())
+    return NamedRecipe(name, _from_there(_changed(plain, changes), source, came_from, changed))
+
+
+def recipe_of_run(config: str, folder: Path) -> Recipe:
+    """The recipe of the run in a folder, from the text of its `config.toml`; imports nothing."""
+    with loading_nothing():
+        return _from_there(tomllib.loads(config), str(folder / "config.toml"), read_origins(folder), ())
+
+
+def _from_there(plain: Mapping[str, Any], source: str, came_from: Mapping[str, str], changed: Iterable[str]) -> Recipe:
+    """The recipe of plain data, whose custom classes must be of the same origins, unless their keys were changed."""
     try:
-        found = parse_recipe(_changed(plain, changes), source)
+        found = parse_recipe(plain, source)
     except UserError as error:
         hints = [f"{key} came from {origin}" for key, origin in came_from.items() if key.split()[0] in str(error)]
         raise UserError(f"{error}; in that run {' and '.join(hints)}" if hints else str(error)) from error
-    changed = {key for key, _ in changes} | ({"method.name"} if method is not None else set())
     _check_origins(found, came_from, changed)
-    return NamedRecipe(name, found)
+    return found
 
 
 def read_origins(folder: Path) -> dict[str, str]:
@@ -321,6 +340,8 @@ def _with_fields(method: Method, changes: Sequence[tuple[str, Any]]) -> tuple[Me
     """Applies the changes of a method's fields to a method object, and returns it with the other changes."""
     fields = {key.removeprefix("method."): value for key, value in changes if key.startswith("method.")}
     rest = [(key, value) for key, value in changes if not key.startswith("method.")]
+    if not fields:
+        return method, rest
     if "name" in fields:
         raise UserError(f"method is given as an object, and settings name {fields['name']!r}; leave one of them out")
     try:
@@ -421,11 +442,26 @@ def _import_path(name: str, folder: Path) -> str:
 
 def _resolve_paths(plain: dict[str, Any], folder: Path, keys: Iterable[str]) -> None:
     """Makes the paths in a recipe absolute, relative to the recipe's folder."""
+    _resolve_model_paths(plain, folder)
     for key in keys:
         table, _, last = key.rpartition(".")
         within = plain.get(table) if table else plain
         if isinstance(within, dict) and last in within:
             within[last] = _absolute(within[last], folder, key)
+
+
+def _resolve_model_paths(plain: Mapping[str, Any], folder: Path) -> None:
+    """Makes the paths in a recipe's tables of models absolute."""
+    models = plain.get("models")
+    models = models if isinstance(models, Mapping) else {}
+    local = models.get("local")
+    for key, model in [*enumerate(local if isinstance(local, list) else []), ("small", models.get("small"))]:
+        name = model.get("name") if isinstance(model, dict) else None
+        known = MODELS.get(name) if isinstance(name, str) else None
+        for field in known.path_fields() if known else []:
+            if field in model:
+                where = f"models.{key}" if key == "small" else f"models.local[{key}]"
+                model[field] = _absolute(model[field], folder, f"{where}.{field}")
 
 
 def path_keys(plain: Mapping[str, Any]) -> list[str]:
@@ -449,9 +485,12 @@ def _pairs(settings: Settings) -> Iterator[tuple[str, Any]]:
     if isinstance(settings, Mapping):
         yield from ((str(key), value) for key, value in settings.items())
         return
-    listed = list(settings) if isinstance(settings, Iterable) and not isinstance(settings, str) else [None]
+    try:
+        listed = list(settings) if isinstance(settings, Iterable) and not isinstance(settings, str) else [None]
+    except CODE_FAILS:  # an array without axes is iterable by its type
+        listed = [None]
     if not all(isinstance(setting, str) for setting in listed):
-        raise UserError(f"settings is {settings!r}; give keys with their values, as in {{'training.lr': 0.05}}")
+        raise UserError(f"settings is {settings!r:.80}; give keys with their values, as in {{'training.lr': 0.05}}")
     for setting in map(str, listed):
         key, equals, text = setting.partition("=")
         if not equals or not key.strip():
@@ -489,6 +528,8 @@ def _set(plain: dict[str, Any], key: str, value: Any) -> None:
     within[last] = value
     if key in path_keys(plain):
         within[last] = _absolute(value, Path(), key)
+    if tables == ["models"]:
+        _resolve_model_paths({"models": {last: value}}, Path())
 
 
 def parse_recipe(plain: Mapping[str, Any], source: str) -> Recipe:

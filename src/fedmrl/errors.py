@@ -7,6 +7,10 @@ class UserError(Exception):
     """Bad input: what is wrong, where, and what to do. The command line prints it and exits with 2."""
 
 
+class UserCodeError(UserError):
+    """Code of the user's own failed, or returned something wrong. A run that it stops can go on once it is mended."""
+
+
 class DivergedError(Exception):
     """A client's loss or weights became NaN or infinite. The command line exits with 3."""
 

@@ -42,6 +42,20 @@ def user_path(text: str | Path, what: str) -> Path:
         raise UserError(f"{what}: {str(text)!r} names the home folder of an unknown user; write the path out") from error
 
 
+def output_path(given: Any, what: str) -> Path:
+    """A path to write to, as given from Python; `what` names the argument in errors."""
+    try:
+        if not isinstance(given, str | Path) or not str(given) or "\0" in str(given):
+            raise ValueError
+        os.fsencode(given)
+        Path(given).exists()  # raises for a name that the file system cannot have
+    except OSError as error:
+        raise UserError(f"{what} is {given!r:.80}, which cannot be used ({error.strerror}); choose another") from error
+    except ValueError as error:
+        raise UserError(f"{what} is {given!r:.80}; it must name a file or folder") from error
+    return Path(given)
+
+
 def sha256_of(path: Path) -> str:
     """A file's SHA-256."""
     with path.open("rb") as file:

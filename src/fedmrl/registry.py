@@ -202,11 +202,11 @@ def _executed(source: str, execute: Callable[[], ModuleType | None]) -> None:
     except ModuleNotFoundError as error:
         raise UserError(f"{source} cannot be imported (there is no module {error.name}); install it") from error
     except CODE_FAILS as error:
-        line = _line_of(error, source)
+        line = line_of(error, source)
         raise UserError(f"{source} cannot be imported ({cause(error)}{line}); fix it") from error
 
 
-def _line_of(error: BaseException, source: str) -> str:
+def line_of(error: BaseException, source: str) -> str:
     """The last line of the file in the error's traceback."""
     number = error.lineno if isinstance(error, SyntaxError) and error.filename == source else None
     trace = error.__traceback__

@@ -1,8 +1,11 @@
 """The base class of a recipe's tables, which are frozen and reject unknown keys."""
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from fedmrl.errors import UserError, cause
+from fedmrl.schema import first_problem
 
 IS_PATH = "path"
 """Marks a field that holds a path, as in `Annotated[str, IS_PATH]`; in a recipe it is relative to the recipe's folder."""
@@ -12,6 +15,20 @@ class Table(BaseModel):
     """A table of a recipe."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    if not TYPE_CHECKING:  # type checkers know the fields
+
+        def __init__(self, **fields: Any) -> None:
+            """Raises `UserError` for wrong fields."""
+            try:
+                super().__init__(**fields)
+            except ValidationError as error:
+                raise UserError(f"{type(self).__name__}: {first_problem(error)}") from error
+            except TypeError as error:  # as from a table in the place of an object
+                raise UserError(f"{type(self).__name__}: {cause(error)}") from error
+
+        # Validating a recipe does not come by here, so it still reports where a problem is.
+        __init__.__pydantic_base_init__ = True
 
     @model_validator(mode="before")
     @classmethod

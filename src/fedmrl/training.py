@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fedmrl.methods.base import Batch, ClientNet
 
 Sums = dict[str, Tensor]
+SumsOf = Literal["all epochs", "last epoch"]
 LossFunction = Callable[["ClientNet", "Batch"], "Tensor | tuple[Tensor, Sums]"]
 
 
@@ -76,5 +77,5 @@ class Phase:
     augment: Augmentation = field(default_factory=Augmentation)
     bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Parameters that are clamped to a range after each step."""
-    sums_of: Literal["all epochs", "last epoch"] = "all epochs"
+    sums_of: SumsOf = "all epochs"
     """The epochs over which the loss's sums are accumulated."""

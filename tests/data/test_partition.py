@@ -166,7 +166,7 @@ def test_nothing_set_aside_is_the_split_as_it_was():
 
 
 def test_a_given_split_takes_nothing_aside():
-    with pytest.raises(ValueError, match="leave set_aside out"):
+    with pytest.raises(UserError, match="leave set_aside out"):
         PartitionTable(kind="given", file="split.json", set_aside=3)
 
 

@@ -1,11 +1,13 @@
 import shutil
+import sys
 import zipfile
 
 import numpy as np
 import pytest
+import torch
 from tiny import data_file
 
-from fedmrl.data import SOURCES, Arrays, Cifar10, Cifar100, Digits
+from fedmrl.data import SOURCES, Arrays, Cifar10, Cifar100, DataSource, Digits, Samples
 from fedmrl.data.cifar import data_dir
 from fedmrl.data.sources import load, moments
 from fedmrl.errors import UserError
@@ -187,3 +189,72 @@ def test_an_archive_that_is_damaged_in_any_way_is_refused_in_a_sentence(tmp_path
 def test_the_home_of_a_user_that_there_is_not_is_refused_in_a_sentence():
     with pytest.raises(UserError, match=r"data.file: '~nosuchuser/a.npz' names the home folder of an unknown user"):
         load(Arrays(file="~nosuchuser/a.npz"))
+
+
+X, Y = np.zeros((8, 1, 4, 4), np.uint8), np.arange(8) % 2
+WRONG_READS = {
+    "nothing": (lambda: None, "read.. returns a NoneType; it must return fedmrl.data.Samples"),
+    "a pair": (lambda: (X, Y), "read.. returns a tuple; it must return fedmrl.data.Samples"),
+    "raises": (lambda: 1 / 0, "read.. fails .ZeroDivisionError: division by zero.; mend it"),
+    "exits": (sys.exit, "read.. fails .SystemExit.; mend it"),
+    "lists": (lambda: Samples(X.tolist(), Y), "x is a list and y a ndarray; give NumPy arrays"),
+    "tensors": (lambda: Samples(torch.from_numpy(X), torch.from_numpy(Y)), "x is a Tensor and y a Tensor; give NumPy arrays"),
+    "times": (lambda: Samples(X.astype("m8[s]"), Y), "x must be numbers, but is timedelta64"),
+    "times as labels": (lambda: Samples(X, Y.astype("m8[s]")), "y must be whole numbers from 0"),
+    "objects": (lambda: Samples(X.astype(object), Y), "x must be numbers, but is object"),
+    "a number of classes": (lambda: Samples(X, Y, 2), "classes is 2; it must be a tuple with a name for each class"),
+    "a word as classes": (lambda: Samples(X, Y, "ab"), "classes is 'ab'; it must be a tuple with a name"),
+    "numbers as classes": (lambda: Samples(X, Y, (0, 1)), "it must be a tuple with a name for each class, a line of text"),
+    "lines as classes": (lambda: Samples(X, Y, ("a\nb", "c")), "it must be a tuple with a name for each class, a line of text"),
+    "no text as classes": (lambda: Samples(X, Y, ("\ud800", "c")), "it must be a tuple with a name for each class"),
+    "too few classes": (lambda: Samples(X, Y, ("a",)), "y goes up to 1, but only 1 classes have names"),
+    "half a sample": (lambda: Samples(X, Y, None, 2.5), "official_train is 2.5; it must be 1 to 8"),
+    "true": (lambda: Samples(X, Y, None, True), "official_train is True; it must be 1 to 8"),
+    "text": (lambda: Samples(X, Y, None, "all"), "official_train is 'all'; it must be 1 to 8"),
+    "a number as moments": (lambda: Samples(X, Y, None, None, 3), "mean and std must have 1 finite values each"),
+    "one moment": (lambda: Samples(X, Y, None, None, ([1.0],)), "mean and std must have 1 finite values each"),
+    "words as moments": (lambda: Samples(X, Y, None, None, ([1.0], ["a"])), "mean and std must have 1 finite values each"),
+    "NaN": (lambda: Samples(X, Y, None, None, ([np.nan], [1.0])), "mean and std must have 1 finite values each"),
+    "zero": (lambda: Samples(X, Y, None, None, ([0.0], [0.0])), "std must be above 0"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_READS)
+def test_a_source_that_is_wrong_is_a_sentence(case):
+    class Odd(DataSource):
+        name = "odd"
+
+        def read(self):
+            return WRONG_READS[case][0]()
+
+    with pytest.raises(UserError, match=f"^data.name = odd: .*{WRONG_READS[case][1]}") as refusal:
+        load(Odd())
+    assert len(str(refusal.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(("title", "says"), [(3, "is 3"), (None, "is None"), ("a\nb", r"is 'a\\nb'")])
+def test_a_sources_title_must_be_a_line(title, says):
+    class Odd(DataSource):
+        name = "odd"
+
+        @property
+        def title(self):
+            return title
+
+        def read(self):
+            return Samples(X, Y)
+
+    with pytest.raises(UserError, match=f"^dataset 'odd': title {says}; it must be a line of text"):
+        load(Odd())
+
+
+def test_arrays_in_any_order_of_memory_are_taken():
+    class Odd(DataSource):
+        name = "odd"
+
+        def read(self):
+            return Samples(X[::-1, :, ::-1], Y[::-1], ["a", "b"])
+
+    data = load(Odd())
+    assert data.classes == ("a", "b") and data.y.tolist() == Y[::-1].tolist()
+    torch.from_numpy(data.x), torch.from_numpy(data.y)

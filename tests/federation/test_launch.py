@@ -211,7 +211,7 @@ def test_submodules_are_there_once_fedmrl_is_imported():
     [
         ({"seeds": []}, "seeds is empty"),
         ({"seeds": "01"}, "give whole numbers from 0"),
-        ({"out": 3}, "out is 3; it must be the name of a folder"),
+        ({"out": 3}, "out is 3; it must name a file or folder"),
         ({"data": "x"}, "data is a str"),
         ({"models": 3}, "client 0's is a int"),
         ({"methods": {"../x": fedmrl.FD()}}, r"methods names '../x'; use small letters"),
@@ -230,7 +230,11 @@ def test_a_comparison_refuses_wrong_types_and_names(tmp_path, given, says):
         ({"y": np.arange(96)}, "y goes up to 95, and there are 4 classes"),
         ({"x": np.zeros((96, 16, 16), np.uint8)}, "images need channels"),
         ({"x": np.full((96, 1, 16, 16), np.nan)}, "NaN"),
-        ({"mean": np.zeros(3)}, "mean must have 1 values"),
+        ({"mean": np.zeros(3)}, "mean and std must have 1 finite values each"),
+        ({"std": np.zeros(1)}, "mean and std must have 1 finite values each, .* std must be above 0"),
+        ({"classes": "abcd"}, "classes is 'abcd'; it must be a tuple with a name for each class"),
+        ({"official_train": 2.5}, "official_train is 2.5; it must be 1 to 96"),
+        ({"name": None}, "a dataset's name is None; it must be a line of text"),
         ({"official_train": 0}, "official_train is 0"),
     ],
 )

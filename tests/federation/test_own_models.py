@@ -1,18 +1,23 @@
 """Models from Python: the model that is shared beside them, and models that misbehave."""
 
+import math
 import sys
 import threading
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
 import torch
+from pydantic import Field
 from tiny import tiny_recipe
 from torch import nn
 
 import fedmrl
-from fedmrl import OwnModel, UserError
+from fedmrl import Model, OwnModel, Split, UserError
 from fedmrl.federation.setup import prepare
 from fedmrl.methods import METHODS
+from fedmrl.table import IS_PATH
 
 CPU = torch.device("cpu")
 SHARING = ["fedapen", "fedkd", "fedmrl", "fml"]
@@ -236,3 +241,148 @@ def test_a_recipes_models_that_do_not_fit_into_memory_are_refused_before_one_is_
     with pytest.raises(UserError, match=rf"the models need 22\d.\d GiB of memory \(the largest, {label}\), and 64.0 GiB are"):
         fedmrl.run(tiny_recipe("fml", **settings), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def layers(shape, classes, width=4):
+    extractor = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), width), nn.ReLU())
+    return Split(extractor, nn.Linear(width, classes), width)
+
+
+class Fields(Model):
+    """A kind of model whose fields are of every type that a recipe has."""
+
+    name = "fields"
+
+    widths: list[int] = Field([4])
+    options: dict[str, list[int]] = Field({})
+    file: Annotated[str, IS_PATH] = ""
+
+    def build(self, shape, classes):
+        return layers(shape, classes, self.widths[-1])
+
+
+class Lazy(Model):
+    """A kind of model whose sizes follow from its first input."""
+
+    name = "lazy"
+
+    def build(self, shape, classes):
+        extractor = nn.Sequential(nn.LazyConv2d(2, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(4), nn.ReLU())
+        return Split(extractor, nn.LazyLinear(classes), 4)
+
+
+@pytest.mark.parametrize("method", ["standalone", "fml"])
+def test_a_registered_models_fields_may_be_lists_and_tables(tmp_path, method):
+    fedmrl.register(Fields)
+    tables = [{"name": "fields", "widths": [3, 5], "options": {"a": [1]}}, {"name": "fields", "widths": [6]}]
+    result = fedmrl.run(tiny_recipe(method, models__local=tables, models__small={"hidden": [2]}), out=tmp_path / "run")
+    labels = ["fields (widths = [3, 5], options = {'a': [1]})", "fields (widths = [6])"]
+    assert [client.model for client in result.clients] == labels * 2
+    again = fedmrl.run(tmp_path / "run")
+    assert again.states_sha256 == result.states_sha256
+
+
+def test_equal_models_are_one_kind_whatever_their_fields():
+    assert len({Fields(widths=[1], options={"a": [1]}), Fields(widths=[1], options={"a": [1]}), Fields(widths=[2])}) == 2
+
+
+def test_a_registered_models_paths_are_relative_to_the_recipe_and_their_files_must_not_change(tmp_path):
+    fedmrl.register(Fields)
+    weights = tmp_path / "weights.txt"
+    weights.write_text("1")
+    text = tiny_recipe("standalone").to_toml()
+    head, _, tail = text.partition("local = [")
+    path = tmp_path / "mine.toml"
+    path.write_text(f'{head}local = [{{name = "fields", file = "weights.txt"}}]{tail.partition("]")[2]}')
+    recipe = fedmrl.load_recipe(path)
+    assert recipe.models.kinds[0].file == str(weights)
+    fedmrl.run(recipe, out=tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink()
+    weights.write_text("2")
+    with pytest.raises(UserError, match=r"the file that models fields 0.file names has changed"):
+        fedmrl.run(tmp_path / "run", out=tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("method", ["standalone", "fedmrl"])
+def test_a_registered_model_whose_sizes_follow_from_its_first_input_is_taken(method):
+    fedmrl.register(Lazy)
+    recipe = tiny_recipe(method, models__local=[{"name": "lazy"}], models__small={"hidden": [2]})
+    assert fedmrl.run(recipe).states_sha256 == fedmrl.run(recipe).states_sha256
+
+
+def test_a_lazy_model_that_is_no_fedmrl_model_is_told_what_to_do():
+    class Kind:
+        label = "mine"
+
+        def build(self, shape, classes):
+            return Lazy().build.__wrapped__(self, shape, classes)
+
+    with pytest.raises(UserError, match=r"mine fails as it is made: ValueError: .* has no shape yet; .* derive the model from"):
+        fedmrl.run(tiny_recipe("standalone"), models=[Kind()] * 4)
+
+
+def overriding(**members):
+    def build(self, shape, classes):
+        return layers(shape, classes)
+
+    return type("Odd", (Model,), {"name": "odd", "__module__": __name__, "build": build, **members})
+
+
+ODD_MODELS = {
+    "a number as label": (overriding(label=property(lambda self: 3)), "model 'odd': label is 3; it must be a line of text"),
+    "no label": (overriding(label=property(lambda self: None)), "model 'odd': label is None; it must be a line of text"),
+    "two lines": (overriding(label=property(lambda self: "a\nb")), r"label is 'a\\nb'; it must be a line of text"),
+    "a failing label": (overriding(label=property(lambda self: 1 / 0)), "model 'odd': label fails .ZeroDivisionError"),
+    "nothing built": (overriding(build=lambda self, shape, classes: None), "model 'odd': build returns None; it must return a"),
+    "a module": (
+        overriding(build=lambda self, shape, classes: nn.Linear(1, 1)),
+        "model 'odd': build returns a Linear; it must",
+    ),
+    "exits": (overriding(build=lambda self, shape, classes: sys.exit()), r"model 'odd': build fails \(SystemExit"),
+    "wrong dim": (
+        overriding(build=lambda self, shape, classes: Split(layers(shape, classes).extractor, nn.Linear(4, classes), 3)),
+        r"its extractor returns shape \[4\] a sample; expected \[3\]",
+    ),
+    "wrong classes": (
+        overriding(build=lambda self, shape, classes: layers(shape, classes + 1)),
+        r"its header returns shape \[5\] a sample; expected \[4\]",
+    ),
+    "a callable field": (overriding(f=print, __annotations__={"f": Any}), "the recipe cannot be written as TOML"),
+    "NaN in a field": (overriding(f=[math.nan], __annotations__={"f": Any}), "the recipe cannot be written as TOML"),
+}
+
+
+@pytest.mark.parametrize("case", ODD_MODELS)
+def test_a_registered_model_that_is_wrong_is_a_sentence_and_nothing_is_written(tmp_path, case):
+    kind, says = ODD_MODELS[case]
+    fedmrl.register(kind)
+    with pytest.raises(UserError, match=says) as refusal:
+        fedmrl.run(tiny_recipe("standalone", models__local=[{"name": "odd"}]), out=tmp_path / "run")
+    assert len(str(refusal.value).splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("member", "says"),
+    [
+        (lambda self, dim: None, "model 'odd': with_dim returns None; it must return a model"),
+        (lambda self, dim: self, "the model 'odd' has a representation of 4, and its with_dim was asked for 3; mend it"),
+    ],
+)
+def test_a_models_with_dim_must_give_that_dimension(tmp_path, member, says):
+    fedmrl.register(overriding(with_dim=member))
+    with pytest.raises(UserError, match=says):
+        fedmrl.run(tiny_recipe("fedmrl", models__small={"name": "odd"}), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_kind_of_model_that_cannot_be_a_dictionarys_key_is_a_sentence():
+    @dataclass
+    class Kind:
+        label: str = "mine"
+
+        def build(self, shape, classes):
+            return layers(shape, classes)
+
+    with pytest.raises(UserError, match=r"client 0's model \(Kind\) cannot be used \(TypeError: unhashable type: 'Kind'\)"):
+        fedmrl.run(tiny_recipe("standalone"), models=[Kind()] * 4)

@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 import torch
 from by_hand import LR, HandModel, TinySpec, World, assert_step, ce, equal, onehot, softmax
-from pydantic import ValidationError
 
 from fedmrl.errors import UserError
 from fedmrl.methods import FedMRL, Round
@@ -160,5 +159,5 @@ def test_d1_over_a_representation_is_refused_with_the_client_and_the_bound():
 
 
 def test_a_shared_header_without_mrl_is_refused():
-    with pytest.raises(ValidationError, match="mrl is false"):
+    with pytest.raises(UserError, match="mrl is false"):
         FedMRL(mrl=False, header="shared")

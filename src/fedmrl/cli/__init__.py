@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 from fedmrl.cli import listing, paper, running, showing
 from fedmrl.cli.terminal import end, say
-from fedmrl.errors import DivergedError, UserError
+from fedmrl.errors import DivergedError, UserError, cause
 from fedmrl.version import __version__
 
 
@@ -73,5 +73,7 @@ def main() -> None:
         end(str(error), 2)
     except DivergedError as error:
         end(str(error), 3)
+    except MemoryError as error:
+        end(f"there is not enough memory ({cause(error)}); choose fewer samples or smaller models", 2)
     except OSError as error:
         end(f"{error.filename or 'a file'}: {error.strerror or error}; name another file or folder", 2)

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from fedmrl.errors import CODE_FAILS, UserError, cause
 from fedmrl.files import user_path
+from fedmrl.guard import guard, is_line, line
 from fedmrl.memory import format_bytes, free_bytes
 from fedmrl.registry import Registry
 from fedmrl.table import IS_PATH, Named
@@ -52,6 +53,7 @@ class DataSource(Named, ABC):
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         super().__pydantic_init_subclass__(**kwargs)
         cls.summary = cls.__dict__.get("summary", (cls.__doc__ or "").strip().partition("\n")[0])
+        guard(cls, "dataset", {"title": line})
 
     @property
     def title(self) -> str:
@@ -82,16 +84,19 @@ class Dataset:
     """What it was read from, which `load` says; None: it was made in Python."""
 
     def __post_init__(self) -> None:
+        if not is_line(self.name):
+            raise UserError(f"a dataset's name is {self.name!r:.80}; it must be a line of text")
         x, y = _pair(self.x, self.y, self.name)
         if x.shape != self.x.shape:
             raise UserError(f"{self.name}: x has shape {self.x.shape}; images need channels, as in {x.shape}")
-        if y.max() >= len(self.classes):
-            raise UserError(f"{self.name}: y goes up to {y.max()}, and there are {len(self.classes)} classes; name them all")
-        if not 0 < self.official_train <= len(x):
-            raise UserError(f"{self.name}: official_train is {self.official_train}; it must be 1 to {len(x)}")
-        for what, given in (("mean", self.mean), ("std", self.std)):
-            if np.shape(given) != (x.shape[1],):
-                raise UserError(f"{self.name}: {what} must have {x.shape[1]} values, one for each channel or feature")
+        if y.max() >= len(classes := _named(self.classes, self.name)):
+            raise UserError(f"{self.name}: y goes up to {y.max()}, and there are {len(classes)} classes; name them all")
+        _check_official(self.official_train, len(x), self.name)
+        _checked_moments((self.mean, self.std), x.shape[1], self.name)
+        # The samples keep their type, in which a run's folder has their fingerprint.
+        arrays = {"x": np.ascontiguousarray(self.x), "y": y, "mean": np.asarray(self.mean), "std": np.asarray(self.std)}
+        for own, value in ({"classes": classes} | arrays).items():
+            object.__setattr__(self, own, value)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -114,9 +119,8 @@ def load(source: DataSource) -> Dataset:
         if given is not None and len(given) != channels:
             what = "channels" if x.ndim > 2 else "features"
             raise UserError(f"data.{name} has {len(given)} values; {source.name} has {channels} {what}, so give {channels}")
-    measured_mean, measured_std = samples.moments or moments(x)
-    if {len(measured_mean), len(measured_std)} != {channels}:
-        raise UserError(f"{where}: moments must have {channels} values each, one for each channel or feature")
+    given_moments = None if samples.moments is None else _checked_moments(samples.moments, channels, where)
+    measured_mean, measured_std = given_moments or moments(x)
     mean = source.mean if source.mean is not None else measured_mean
     std = source.std if source.std is not None else measured_std
     official_train = len(x) if samples.official_train is None else samples.official_train
@@ -130,13 +134,39 @@ def _checked(samples: Samples, where: str) -> Samples:
     if not isinstance(samples, Samples):
         raise UserError(f"{where}: read() returns a {type(samples).__name__}; it must return fedmrl.data.Samples(x, y)")
     x, y = _pair(samples.x, samples.y, where)
-    names = samples.classes or numbered_classes(y, where)
+    names = numbered_classes(y, where) if samples.classes is None else _named(samples.classes, where)
     if y.max() >= len(names):
         raise UserError(f"{where}: y goes up to {y.max()}, but only {len(names)} classes have names; name them all")
-    train = samples.official_train
-    if train is not None and not 0 < train <= len(x):
-        raise UserError(f"{where}: official_train is {train}; it must be 1 to {len(x)}, the number of samples")
+    if samples.official_train is not None:
+        _check_official(samples.official_train, len(x), where)
     return replace(samples, x=x, y=y, classes=names)
+
+
+def _named(classes: Any, where: str) -> tuple[str, ...]:
+    """The classes' names as a tuple of text."""
+    listed = tuple(classes) if isinstance(classes, list | tuple) or (isinstance(classes, np.ndarray) and classes.ndim) else ()
+    if not listed or not all(is_line(name) for name in listed):
+        raise UserError(f"{where}: classes is {classes!r:.80}; it must be a tuple with a name for each class, a line of text")
+    return tuple(map(str, listed))
+
+
+def _check_official(train: Any, samples: int, where: str) -> None:
+    if isinstance(train, bool) or not isinstance(train, int | np.integer) or not 0 < train <= samples:
+        raise UserError(f"{where}: official_train is {train!r:.80}; it must be 1 to {samples}, the number of samples")
+
+
+def _checked_moments(given: Any, channels: int, where: str) -> Moments:
+    """A mean and a standard deviation for each channel, as finite numbers."""
+    try:
+        mean, std = (np.asarray(values, dtype=np.float64) for values in given)
+    except (TypeError, ValueError, OverflowError):
+        mean = std = np.empty(0)
+    if {mean.shape, std.shape} != {(channels,)} or not (np.isfinite([mean, std]).all() and (std > 0).all()):
+        raise UserError(
+            f"{where}: mean and std must have {channels} finite values each, one for each channel or feature, and std must be "
+            "above 0"
+        )
+    return mean.tolist(), std.tolist()
 
 
 def numbered_classes(y: NDArray[np.int64], where: str) -> tuple[str, ...]:
@@ -154,20 +184,20 @@ def _pair(x: NDArray[Any], y: NDArray[Any], where: str, suffix: str = "") -> tup
         raise UserError(f"{where}: x{suffix} is a {type(x).__name__} and y{suffix} a {type(y).__name__}; give NumPy arrays")
     if y.ndim != 1 or x.ndim == 0 or len(x) != len(y) or not len(y):
         raise UserError(f"{where}: y{suffix} must have one label for each sample: x{suffix} is {x.shape}, y{suffix} {y.shape}")
-    if not np.issubdtype(y.dtype, np.integer) or y.min() < 0 or y.max() >= 2**62:
+    if y.dtype.kind not in "iu" or y.min() < 0 or y.max() >= 2**62:
         raise UserError(f"{where}: y{suffix} must be whole numbers from 0, one for each class (it is {y.dtype})")
     if x.ndim not in (2, 3, 4) or min(x.shape) == 0:
         raise UserError(f"{where}: x{suffix} has shape {x.shape}; expected samples × channels × height × width, or × features")
     if x.ndim == 3:
         x = x[:, None]
-    if not np.issubdtype(x.dtype, np.number) or np.issubdtype(x.dtype, np.complexfloating):
+    if x.dtype.kind not in "iuf":
         raise UserError(f"{where}: x{suffix} must be numbers, but is {x.dtype}")
     if x.dtype != np.uint8:
         with np.errstate(over="ignore"):
             x = x.astype(np.float32, copy=False)
         if not np.isfinite(x).all():
             raise UserError(f"{where}: x{suffix} has values that are NaN or infinite")
-    return x, y.astype(np.int64, copy=False)
+    return np.ascontiguousarray(x), np.ascontiguousarray(y, dtype=np.int64)
 
 
 def moments(x: NDArray[np.generic]) -> Moments:

@@ -32,8 +32,8 @@ class Batched:
     """How steps run: eager, captured or compiled; None: chosen by device and length of the run."""
 
     def __post_init__(self) -> None:
-        if self.way not in (None, *get_args(Way)):
-            raise UserError(f"way is {self.way!r}; choose {', '.join(get_args(Way))}, or None")
+        if self.way is not None and not (isinstance(self.way, str) and self.way in get_args(Way)):
+            raise UserError(f"way is {self.way!r:.80}; choose {', '.join(get_args(Way))}, or None")
 
     def __call__(self, *settings: Setting) -> Engine:
         """The engine for these runs."""
@@ -62,9 +62,9 @@ def check_engine(choice: EngineChoice) -> None:
     """Raises `UserError` for an unknown engine."""
     if isinstance(choice, type) and not issubclass(choice, Engine):
         raise UserError(f"engine is the class {choice.__name__}; give what it makes, as {choice.__name__}()")
-    if not callable(choice) and choice not in ("auto", *ENGINES):
+    if not callable(choice) and not (isinstance(choice, str) and choice in ("auto", *ENGINES)):
         known = ", ".join(("auto", *ENGINES))
-        raise UserError(f"engine is {choice!r}; choose {known}, or give a factory such as fedmrl.engines.Batched()")
+        raise UserError(f"engine is {choice!r:.80}; choose {known}, or give a factory such as fedmrl.engines.Batched()")
 
 
 __all__ = [

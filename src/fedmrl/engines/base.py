@@ -14,7 +14,8 @@ from torch import Tensor
 from fedmrl.aggregation import MEAN, Aggregation
 from fedmrl.cpu import emulates_bf16
 from fedmrl.data import ClientSplit, Dataset
-from fedmrl.errors import CODE_FAILS, UserError, cause
+from fedmrl.errors import CODE_FAILS, UserCodeError, UserError, cause
+from fedmrl.guard import called, is_ours
 from fedmrl.messages import Tensors
 from fedmrl.methods import ClientNet, Common, Method, Round, Task
 from fedmrl.models import ModelSpec, is_own
@@ -44,15 +45,18 @@ def numerics(precision: str, device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def failures_told(models: Sequence[ModelSpec], where: str, does: str) -> Iterator[None]:
-    """A context in which exceptions of a user's own model become a `UserError` that names the model."""
+def failures_told(models: Sequence[ModelSpec], where: str, does: str, method: Method | None = None) -> Iterator[None]:
+    """A context in which exceptions become a `UserCodeError` that names the user's own models or method, if any."""
     try:
         yield
     except CODE_FAILS as error:
-        own = dict.fromkeys(model.label for model in models if is_own(model))
+        own = list(dict.fromkeys(model.label for model in models if is_own(model)))
+        fix = "model"
+        if method is not None and not is_ours(type(method)):
+            own, fix = [called(method, "method"), *own], "method or the model" if own else "method"
         if isinstance(error, UserError | MemoryError | torch.OutOfMemoryError) or not own:
             raise
-        raise UserError(f"{where}: {', '.join(own)} fails as it {does}: {cause(error)}; fix the model") from error
+        raise UserCodeError(f"{where}: {', '.join(own)} fails as it {does}: {cause(error)}; fix the {fix}") from error
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,8 @@ class BatchedEngine(Engine):
             self._way = self._choose_way(round_, turns)
         outcomes: dict[tuple[int, int], Trained] = {}
         for slots, together in self._stacks(turns, grow=True):
-            with failures_told([self._spec(turn) for turn in together], f"round {round_.index + 1}", "trains"):
+            specs, method = [self._spec(turn) for turn in together], self.setting.method
+            with failures_told(specs, f"round {round_.index + 1}", "trains", method):
                 found = self._train_stack(slots, round_, together)
             for turn, outcome in zip(together, found, strict=True):
                 outcomes[turn.run, turn.client] = outcome
@@ -91,7 +92,8 @@ class BatchedEngine(Engine):
         """See `Engine.evaluate`."""
         counts: dict[tuple[int, int], dict[str, dict[str, Tensor]]] = defaultdict(dict)
         for slots, together in self._stacks(turns):
-            with failures_told([self._spec(turn) for turn in together], "with test samples", "predicts"):
+            specs, method = [self._spec(turn) for turn in together], self.setting.method
+            with failures_told(specs, "with test samples", "predicts", method):
                 self._evaluate_stack(slots, together, modes, counts)
         results: dict[tuple[int, int], CorrectCounts] = _fetched(counts)
         if self._alone and (alone := self._loners_of(turns)):

@@ -53,7 +53,7 @@ class ReferenceEngine(Engine):
         def in_precision(turn: Turn) -> Result:
             models = [self.settings[turn.run].members[turn.client].model]
             with (
-                failures_told(models, f"client {turn.client}, {when}", does),
+                failures_told(models, f"client {turn.client}, {when}", does, self.setting.method),
                 numerics(self.setting.training.precision, self.setting.device),
             ):
                 return work(turn)
@@ -119,14 +119,14 @@ class ReferenceEngine(Engine):
         setting = self.settings[turn.run]
         own = setting.subsets(turn.client)[phase.subset]
         order = plan(setting.seed, round_.index, turn.client, own, phase)
-        optimiser = _optimiser(net, phase)
+        optimiser = optimiser_of(net, phase)
         total, seen, sums = torch.zeros((), device=setting.device, dtype=torch.float64), 0, Sums()
         for epoch, x, y_B in self.samples.batches(order, setting.training.batch_size, phase.augment):
             outcome = phase.loss(net, Batch(self._laid_out(x, turn), y_B))
             loss, added = outcome if isinstance(outcome, tuple) else (outcome, {})
             optimiser.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
-            _step(net, optimiser, phase)
+            take_step(net, optimiser, phase)
             total += loss.detach() * len(y_B)
             seen += len(y_B)
             if phase.sums_of == "all epochs" or epoch == phase.epochs - 1:
@@ -204,14 +204,14 @@ def _draws(setting: Setting, client: int) -> bool:
         net.learn(phase.lr)
         with torch_seeded(setting.seed, "draws"):
             before = torch.get_rng_state()
-            with failures_told(models, f"client {client}", "trains"):
+            with failures_told(models, f"client {client}", "trains", setting.method):
                 phase.loss(net, Batch(x, y_B))
             if not torch.equal(before, torch.get_rng_state()):
                 return True
     return False
 
 
-def _optimiser(net: ClientNet, phase: Phase) -> torch.optim.SGD:
+def optimiser_of(net: ClientNet, phase: Phase) -> torch.optim.SGD:
     """A new SGD optimiser over the parts that learn in this phase, without momentum from earlier ones."""
     net.learn(phase.lr)
     groups = [
@@ -222,7 +222,8 @@ def _optimiser(net: ClientNet, phase: Phase) -> torch.optim.SGD:
     return torch.optim.SGD(groups, momentum=phase.momentum, weight_decay=phase.weight_decay, fused=True)
 
 
-def _step(net: ClientNet, optimiser: torch.optim.SGD, phase: Phase) -> None:
+def take_step(net: ClientNet, optimiser: torch.optim.SGD, phase: Phase) -> None:
+    """Clips gradients, steps, and clamps parameters to their bounds."""
     if phase.clip is not None:
         for part in phase.lr:
             _clip(net.get_submodule(part), phase.clip)

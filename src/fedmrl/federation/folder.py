@@ -128,6 +128,7 @@ class RunFolder:
             return None
         if isinstance(files := plain.get("files"), dict):
             self._check_files(files, result.rounds)
+        result = result.model_copy(update={"ran": self.recipe})
         return result.of_run(self.path, self.recipe.to_toml(), read_text(self.path / "split.json"), self.records(result.rounds))
 
     def _check_result(self, result: RunResult) -> None:
@@ -215,6 +216,14 @@ class RunFolder:
         ended = time.monotonic()
         self._next_save = ended + (ended - started) * (1 + self.concurrent_runs) / _OVERHEAD
 
+    def allow_changed_code(self, snapshot: Snapshot, states: SaveStates) -> None:
+        """Lets a resumed run import changed files, as users' code that failed has to be mended."""
+        path = self.path / "inputs.json"
+        if path.is_file():
+            kept = {key: digest for key, digest in read_inputs(self.path).items() if not key.startswith("imports[")}
+            write_whole(path, json.dumps(kept))
+            self.save(snapshot, states)  # has the SHA-256 of the file
+
     def save_last(self, snapshot: Snapshot, states: SaveStates) -> None:
         """Saves the checkpoint after the last round, if states are kept."""
         if self.keeps:
@@ -244,6 +253,8 @@ def inputs(recipe: Recipe) -> dict[str, str]:
     """The SHA-256 of each file that the recipe names, by its key."""
     named: dict[str, Any] = {"participation": recipe.participation}
     named |= {f"data.{field}": getattr(recipe.data, field) for field in recipe.data.path_fields()}
+    for place, model in enumerate(recipe.models.named):
+        named |= {f"models {model.name} {place}.{field}": getattr(model, field) for field in model.path_fields()}
     named |= {f"imports[{place}]": name for place, name in enumerate(recipe.imports) if is_file(name)}
     paths = {key: user_path(name, key) for key, name in named.items() if isinstance(name, str)}
     return {key: hashlib.sha256(path.read_bytes()).hexdigest() for key, path in paths.items() if path.is_file()}

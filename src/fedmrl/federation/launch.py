@@ -1,7 +1,7 @@
 """Starting runs: all checks come before anything is written."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from fedmrl.federation.server import Federation, OnRound, run_in_step
 from fedmrl.federation.setup import Schedule, prepare, schedule, shared_model_notices
 from fedmrl.federation.simulated import SimulatedClients
 from fedmrl.federation.store import check_store, choose, make_store
+from fedmrl.files import output_path
 from fedmrl.methods import Method
 from fedmrl.models import ModelSpec
 from fedmrl.plugins import UNREGISTERED, named_by
@@ -54,8 +55,9 @@ def run(
     >>> run("quickstart", method=fedmrl.FedMRL(d1=4), settings=short).status
     'finished'
     """
-    if out is not None and (not isinstance(out, str | Path) or not str(out)):
-        raise UserError(f"out is {out!r}; it must name a folder, or be None to write nothing")
+    check_callbacks(on_round=on_round, on_notice=on_notice)
+    if out is not None:
+        output_path(out, "out")
     outs = None if out is None else [out]
     recipe = load_named(recipe, settings, method, on_notice=on_notice or (lambda line: None)).recipe
     done = run_seeds(
@@ -90,8 +92,10 @@ def run_seeds(
     Each seed's records have the times of all seeds together. Unless `keep`, clients' states are deleted at the end.
     """
     begun = time.monotonic()
+    check_callbacks(on_round=on_round, on_notice=on_notice)
+    check_flags(resume=resume, keep=keep)
     recipe = load_named(recipe, settings, method).recipe
-    check_types(seeds, models, data, {"on_round": on_round, "on_notice": on_notice})
+    check_types(seeds, models, data)
     check_engine(engine)
     check_store(store)
     on_notice = on_notice or (lambda _: None)
@@ -148,12 +152,28 @@ def _needed_again(recipe: Recipe) -> Iterator[str]:
             yield f"the {what} {name!r} was given from Python and is not registered: a rerun needs it again"
 
 
-def check_types(seeds: Any, models: Any, data: Any, callbacks: Mapping[str, Any]) -> None:
+def check_callbacks(**callbacks: Any) -> None:
+    """Raises `UserError` for arguments that cannot be called."""
+    for name, function in callbacks.items():
+        if function is not None and not callable(function):
+            raise UserError(f"{name} is {function!r:.80}; it must be a function, as in {name}=print")
+
+
+def check_flags(**flags: Any) -> None:
+    """Raises `UserError` for arguments that are neither true nor false."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise UserError(f"{name} is {value!r:.80}; it must be True or False")
+
+
+def check_types(seeds: Any, models: Any, data: Any) -> None:
     """Raises `UserError` for arguments of the wrong type, which would otherwise fail later without explanation."""
-    several = isinstance(seeds, Sequence | np.ndarray)
+    several = isinstance(seeds, Sequence) or (isinstance(seeds, np.ndarray) and seeds.ndim == 1)
     whole = several and all(isinstance(seed, int | np.integer) and seed >= 0 and seed is not True for seed in seeds)
     if not whole or len(set(seeds)) < len(seeds):
-        raise UserError(f"seeds is {seeds!r}; give whole numbers from 0, each once, as in [0, 1, 2]")
+        raise UserError(f"seeds is {seeds!r:.80}; give whole numbers from 0, each once, as in [0, 1, 2]")
+    if not len(seeds):
+        raise UserError("seeds is empty; name at least one")
     if models is not None:
         listed = models if isinstance(models, Sequence) and not isinstance(models, str) else [models]
         for client, model in enumerate(listed):
@@ -164,9 +184,6 @@ def check_types(seeds: Any, models: Any, data: Any, callbacks: Mapping[str, Any]
                 )
     if data is not None and not isinstance(data, Dataset):
         raise UserError(f"data is a {type(data).__name__}; leave it out, or give a fedmrl.data.Dataset")
-    for name, function in callbacks.items():
-        if function is not None and not callable(function):
-            raise UserError(f"{name} is {function!r}; it must be a function, as in {name}=print")
 
 
 def _run_all(
@@ -219,11 +236,13 @@ def _paths(seeds: Sequence[int], outs: Sequence[str | Path] | None) -> Sequence[
     """The folder of each seed, or None to write nothing."""
     if outs is None:
         return [None] * len(seeds)
-    named = [] if isinstance(outs, str | Path) or not isinstance(outs, Iterable) else list(outs)
-    wrong = [out for out in named if not isinstance(out, str | Path) or not str(out)]
-    if wrong or len(named) != len(seeds) or len(set(map(Path, named))) < len(named):
-        raise UserError(f"outs must name a folder for each of the {len(seeds)} seeds, all different; it is {outs!r}")
-    return [Path(out) for out in named]
+    named = list(outs) if isinstance(outs, Sequence) and not isinstance(outs, str | bytes) else []
+    if len(named) != len(seeds):
+        raise UserError(f"outs must name a folder for each of the {len(seeds)} seeds, all different; it is {outs!r:.80}")
+    paths = [output_path(out, f"outs[{place}]") for place, out in enumerate(named)]
+    if len(set(paths)) < len(paths):
+        raise UserError(f"outs must name a folder for each of the {len(seeds)} seeds, all different; it is {outs!r:.80}")
+    return paths
 
 
 def _opened(
@@ -252,10 +271,10 @@ def _resumes(path: Path, runs: int) -> bool:
 
 def pick_device(name: str) -> torch.device:
     """The device of that name, if available."""
-    if name == "auto":
+    if isinstance(name, str) and name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name not in ("cpu", "cuda"):
-        raise UserError(f"device is {name!r}; choose auto, cpu or cuda")
+    if not isinstance(name, str) or name not in ("cpu", "cuda"):
+        raise UserError(f"device is {name!r:.80}; choose auto, cpu or cuda")
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError("device is cuda, and torch finds no CUDA device here; use cpu or auto")
     return torch.device(name)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from fedmrl.config import Recipe
 from fedmrl.engines import Terms
 from fedmrl.engines.base import broken, numbers
-from fedmrl.errors import DivergedError, InterruptedRun
+from fedmrl.errors import DivergedError, InterruptedRun, UserCodeError
 from fedmrl.federation import summary as summaries
 from fedmrl.federation.checkpoint import SaveStates, Snapshot
 from fedmrl.federation.clients import Clients, NoReply, Reply, Request, Since
@@ -350,6 +350,13 @@ def run_in_step(clients: Clients, runs: Sequence[Federation], on_round: OnRound 
     except KeyboardInterrupt:
         stopped = [run.interrupted() for run in going()]
         raise stopped[0] if stopped else InterruptedRun(0, 0, None) from None
+    except UserCodeError as error:
+        for run in going():
+            run.interrupted()
+            if run.folder:
+                run.folder.allow_changed_code(run.now, run.save_states)
+        kept = [f"{run.folder.path} after round {run.now.rounds} of {run.recipe.rounds}" for run in going() if run.folder]
+        raise UserCodeError(f"{error}; then resume {', '.join(kept)}" if kept else str(error)) from error
     return [done[run.number] for run in runs]
 
 

@@ -15,11 +15,14 @@ from fedmrl.data.partition import partition
 from fedmrl.engines import Member, Setting, Terms
 from fedmrl.engines.base import DTYPES, failures_told
 from fedmrl.errors import CODE_FAILS, UserError, cause
+from fedmrl.federation.trial import needs_trial, try_out
 from fedmrl.files import read_json, user_path
+from fedmrl.guard import is_line
 from fedmrl.memory import format_bytes, free_bytes
 from fedmrl.methods import Batch, ClientNet, Common, Header
 from fedmrl.models import CNN, MLP, Model, ModelSpec, SharedSpec, Split, is_own
 from fedmrl.models.shared import shared_beside
+from fedmrl.models.split import check_split
 from fedmrl.randomness import generator, host_seeded, torch_seeded
 
 Schedule = list[list[int]]
@@ -34,6 +37,7 @@ def prepare(
             f"this recipe's models were given from Python ({', '.join(dict.fromkeys(recipe.models.own))}); run it "
             "there, with fedmrl.run(recipe, models=…)"
         )
+    recipe.to_toml()  # raises `UserError` if it cannot be written
     data = data or sources.load(recipe.data)
     if recipe.training.augment.active and len(data.shape) != 3:
         raise UserError(f"training.augment is for images, and {data.name} has samples of shape {data.shape}; leave it out")
@@ -41,6 +45,8 @@ def prepare(
     specs = models if models is not None else recipe.models.of_clients(recipe.clients)
     if len(specs) != recipe.clients:
         raise UserError(f"{len(specs)} models were given for {recipe.clients} clients; give one for each")
+    for client, spec in enumerate(specs):
+        _check_spec(client, spec)
     members = {k: Member(own.train, own.test, spec) for k, (own, spec) in enumerate(zip(splits, specs, strict=True))}
     _check_memory(recipe, specs, data, device)
     forms = {spec: _form(spec, data, recipe.seed) for spec in dict.fromkeys(specs)}
@@ -49,8 +55,24 @@ def prepare(
     common = Common(data.shape, len(data.classes), small, _header(forms[specs[0]]))
     terms = Terms(recipe.method, recipe.training, common, recipe.seed, recipe.rounds, recipe.aggregation)
     setting = Setting(terms, data, members, device)
-    _check_models(setting, forms)
+    _check_models(setting, forms, len(schedule(recipe.model_copy(update={"rounds": 1}))[0]))
     return setting
+
+
+def _check_spec(client: int, spec: ModelSpec) -> None:
+    """Raises `UserError` for a kind of model without a label, or that cannot be a dictionary's key."""
+    if not is_own(spec):
+        return
+    where = f"client {client}'s model ({type(spec).__name__})"
+    try:
+        label = spec.label
+        hash(spec)
+    except UserError:
+        raise
+    except CODE_FAILS as error:
+        raise UserError(f"{where} cannot be used ({cause(error)}); mend it") from error
+    if not is_line(label):
+        raise UserError(f"{where} has the label {label!r}; it must be a line of text")
 
 
 def _shared_among(forms: Mapping[ModelSpec, Split], data: Dataset) -> SharedSpec:
@@ -108,7 +130,10 @@ def _check_memory(recipe: Recipe, specs: Sequence[ModelSpec], data: Dataset, dev
 def _form(model: ModelSpec, data: Dataset, seed: int) -> Split:
     """A model of this kind on the meta device, for its shapes."""
     with host_seeded(seed, "form"), failures_told([model], "models", "is made"):
-        return model.build(data.shape, len(data.classes)).to("meta")
+        made = model.build(data.shape, len(data.classes))
+        if is_own(model):
+            check_split(made, data.shape, len(data.classes))
+        return made.to("meta")
 
 
 def _header(model: Split) -> Header | None:
@@ -120,11 +145,11 @@ def _header(model: Split) -> Header | None:
 def check_member(setting: Setting, client: int, member: Member) -> None:
     """Refuse a client that wants to join a run, if the method cannot serve its model beside the others'."""
     whole = replace(setting, members={**setting.members, client: member})
-    _check_models(whole, {spec: _form(spec, setting.data, setting.seed) for spec in whole.models})
+    _check_models(whole, {spec: _form(spec, setting.data, setting.seed) for spec in whole.models}, len(whole.members))
 
 
-def _check_models(setting: Setting, forms: Mapping[ModelSpec, Split]) -> None:
-    """Builds one net of each kind and raises `UserError` for models that cannot be built or trained."""
+def _check_models(setting: Setting, forms: Mapping[ModelSpec, Split], clients_a_round: int) -> None:
+    """Builds one net of each kind and raises `UserError` for models and methods that fail."""
     specs = [member.model for member in setting.members.values()]
     # The method's own check comes first: with shapes that do not match, building a net would fail with torch's message.
     labels = {spec: f"model {spec.label!r}" if is_own(spec) else spec.label for spec in forms}
@@ -133,6 +158,9 @@ def _check_models(setting: Setting, forms: Mapping[ModelSpec, Split]) -> None:
     for spec, client in setting.models.items():
         with failures_told([spec], f"client {client}", "is made"):
             nets[spec] = setting.fresh_net(client)
+    if needs_trial(setting):
+        try_out(setting, clients_a_round)
+    for spec, client in setting.models.items():
         _check_kind(setting, client, nets[spec])
     clients = [nets[spec] for spec in specs]
     tried: set[ModelSpec] = set()
@@ -181,6 +209,8 @@ def _try_out(setting: Setting, client: int, samples: int, when: str = "") -> Non
         try:
             with torch_seeded(setting.seed, "trial"):
                 outcome = phase.loss(trial, Batch(x, y_B))
+        except UserError:
+            raise
         except CODE_FAILS as error:
             raise UserError(f"client {client}'s model ({label}) cannot be trained{when} ({cause(error)})") from error
         loss = outcome[0] if isinstance(outcome, tuple) else outcome

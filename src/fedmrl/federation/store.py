@@ -192,7 +192,7 @@ def file_name(client: int, since: int | None) -> str:
 
 def check_store(where: str) -> None:
     """Raises `UserError` for an unknown store."""
-    if where not in ("auto", "device", "host", "disk"):
+    if not isinstance(where, str) or where not in ("auto", "device", "host", "disk"):
         raise UserError(f"store is {where!r}; choose auto, device, host or disk")
 
 

@@ -83,6 +83,7 @@ def facts(recipe: Recipe, engines: Sequence[str], devices: Sequence[str], togeth
         "versions": versions(),
         "together": together,
         "config": recipe.to_toml(),
+        "ran": recipe,
     }
 
 

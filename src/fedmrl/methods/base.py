@@ -20,8 +20,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedmrl.aggregation import MEAN, Aggregation, combine
-from fedmrl.errors import UserError
+from fedmrl.errors import UserCodeError, UserError
+from fedmrl.guard import described, guard
 from fedmrl.messages import MessageForm, Tensors, Upload, copy, form_of, write
+from fedmrl.methods.checks import CHECKS
 from fedmrl.models import SharedSpec, Split
 from fedmrl.table import Named
 from fedmrl.training import Phase, Sums, Training
@@ -46,7 +48,16 @@ class Common:
 
     def small_model(self, dim: int | None = None) -> Split:
         """Builds the shared model, with representation dimension `dim` if given."""
-        return (self.small if dim is None else self.small.with_dim(dim)).build(self.shape, self.classes)
+        if dim is None:
+            return self.small.build(self.shape, self.classes)
+        model = self.small.with_dim(dim)
+        made = model.build(self.shape, self.classes)
+        if made.dim != dim:
+            raise UserError(
+                f"the model {model.label!r} has a representation of {made.dim}, and its with_dim was asked for {dim}; mend it, "
+                "or name another as models.small"
+            )
+        return made
 
 
 @dataclass(frozen=True)
@@ -136,6 +147,12 @@ class Batch:
             return labels_BC.T @ values_BD, labels_BC.sum(dim=0)
 
 
+def _is_net(result: Any, *_: Any, **__: Any) -> str | None:
+    if isinstance(result, ClientNet):
+        return None
+    return f"returns {described(result)}; it must return a fedmrl.methods.ClientNet"
+
+
 class Method(Named, ABC):
     """A federated method; its fields are its hyperparameters. By default clients share nothing and learn alone."""
 
@@ -161,8 +178,17 @@ class Method(Named, ABC):
         super().__pydantic_init_subclass__(**kwargs)
         cls.title = cls.__dict__.get("title", cls.__name__)
         cls.summary = cls.__dict__.get("summary", (cls.__doc__ or "").strip().partition("\n")[0])
-        if cls.colour is not None and not re.fullmatch("#[0-9a-fA-F]{6}", cls.colour):
+        if cls.colour is not None and not re.fullmatch("#[0-9a-fA-F]{6}", str(cls.colour)):
             raise UserError(f"{cls.__name__}.colour is {cls.colour!r}; write it as in '#cf4a00'")
+        for name in ("parts", "shares"):
+            if not isinstance(parts := getattr(cls, name), tuple) or not all(isinstance(part, str) and part for part in parts):
+                raise UserError(f"{cls.__name__}.{name} is {parts!r}; it must be a tuple of names, as in ('local',)")
+        if cls.summary == "":  # without a docstring
+            cls.summary = cls.title
+        checks = {**CHECKS, "build": _is_net}
+        if cls.encode is Method.encode:  # engines encode uploads only for methods that define it
+            del checks["encode"]
+        guard(cls, "method", checks)
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -285,8 +311,19 @@ class WeightSharing(Method, ABC):
     def combined(self, uploads: Sequence[Upload], rule: Aggregation) -> Tensors:
         """Combines the uploads by the rule and `weighting`, in the order of clients."""
         ordered = in_order(uploads)
+        first = _form(ordered[0].content)
+        for upload in ordered[1:]:
+            if differing := sorted(dict(first.items() ^ _form(upload.content).items())):
+                raise UserCodeError(
+                    f"{self.name}: client {upload.client}'s upload differs from client {ordered[0].client}'s in "
+                    f"{differing[0]}; uploads that are averaged must have equal names, shapes and types"
+                )
         weights = [upload.samples if self.weighting == "samples" else 1 for upload in ordered]
         return combine(rule, [upload.content for upload in ordered], weights)
+
+
+def _form(content: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in content.items()}
 
 
 def in_order(uploads: Iterable[Upload]) -> list[Upload]:
@@ -300,8 +337,12 @@ def pick(state: Mapping[str, Tensor], prefixes: Sequence[str]) -> Tensors:
 
 
 def load(net: nn.Module, content: Mapping[str, Tensor]) -> None:
-    """Copies the named tensors into the net."""
-    write([attrgetter(name)(net) for name in content], list(content.values()))
+    """Copies the named tensors into the net; raises `ValueError` for other shapes, which torch would broadcast."""
+    targets = [attrgetter(name)(net) for name in content]
+    for (name, tensor), target in zip(content.items(), targets, strict=True):
+        if tensor.shape != target.shape:
+            raise ValueError(f"{name} has shape {list(tensor.shape)}, and the net's has {list(target.shape)}")
+    write(targets, list(content.values()))
 
 
 def cross_entropy(logits_BC: Tensor, y_B: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ class FlopCounter:
             for phase in self.setting.method.phases(self.setting.training, earlier):
                 net.learn(phase.lr)
                 with (
-                    failures_told(models, f"client {client}", "trains"),
+                    failures_told(models, f"client {client}", "trains", self.setting.method),
                     FlopCounterMode(display=False) as counter,
                     torch_seeded(self.setting.seed, "flops"),
                 ):

@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedmrl.errors import CODE_FAILS, UserError, cause
+from fedmrl.guard import Check, described, guard, line
 from fedmrl.memory import format_bytes, free_bytes
 from fedmrl.table import Named
 
@@ -32,6 +33,8 @@ class Split(nn.Module):
 
     def __init__(self, extractor: nn.Module, header: nn.Module, dim: int) -> None:
         super().__init__()
+        if isinstance(dim, bool) or not isinstance(dim, int) or not 0 < dim < 2**31:
+            raise UserError(f"a Split's dim is {dim!r:.80}; it must be a whole number from 1, the size of its representation")
         self.extractor = extractor
         self.header = header
         self.dim = dim
@@ -62,10 +65,10 @@ def split(model: nn.Module, last: str, example: Tensor) -> Split:
                 "client; use the original nn.Module"
             )
     names = [name for name, _ in model.named_modules() if name]
-    if last not in names:
-        near = difflib.get_close_matches(str(last), names, n=1) or names[-1:]
+    if not isinstance(last, str) or last not in names:
+        near = difflib.get_close_matches(f"{last!s:.80}", names, n=1) or names[-1:]
         hint = f"; did you mean {near[0]!r}?" if near else "; it has no layers at all"
-        raise UserError(f"{type(model).__name__} has no layer {last!r}{hint}")
+        raise UserError(f"{type(model).__name__} has no layer {last!r:.80}{hint}")
     if any(is_lazy(parameter) for parameter in model.parameters()):  # the first input initialises them
         _run(model, example)
     try:
@@ -173,6 +176,34 @@ def _kind(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
+def check_split(made: Any, shape: tuple[int, ...], classes: int) -> None:
+    """Raises `TypeError` or `ValueError` unless this is a `Split` for samples of this shape and these classes."""
+    if not isinstance(made, Split):
+        raise TypeError(f"build returns {_kind(made)}; it must return a fedmrl.Split")
+    if lazy := [name for name, tensor in made.state_dict().items() if is_lazy(tensor)]:
+        raise ValueError(f"{lazy[0]} has no shape yet; build it with its sizes, or derive the model from fedmrl.Model")
+    representation_BD, logits_BC = _called(made, shape)
+    for name, found, wanted in (("extractor", representation_BD, made.dim), ("header", logits_BC, classes)):
+        if not isinstance(found, Tensor) or tuple(found.shape) != (_EXAMPLES, wanted):
+            shown = f"shape {list(found.shape[1:])}" if isinstance(found, Tensor) else _kind(found)
+            raise ValueError(f"its {name} returns {shown} a sample; expected [{wanted}]")
+
+
+_EXAMPLES = 2
+
+
+def _called(made: Split, shape: tuple[int, ...]) -> tuple[Any, Any]:
+    """The representation and the logits of an input, in eval mode."""
+    training = made.training
+    made.eval()
+    try:
+        with torch.no_grad():
+            representation_BD = made.extractor(torch.zeros(_EXAMPLES, *shape))
+            return representation_BD, made.header(representation_BD)
+    finally:
+        made.train(training)
+
+
 @runtime_checkable
 class ModelSpec(Protocol):
     """A kind of local model: its label, and how to build it."""
@@ -195,8 +226,40 @@ class SharedSpec(ModelSpec, Protocol):
         """This kind with another representation dimension."""
 
 
+def _initialised(made: Any, shape: tuple[int, ...], *_: Any, **__: Any) -> str | None:
+    """The check of a user's `build`; lets a first input give lazy parameters their shapes."""
+    if not isinstance(made, Split):
+        return f"returns {described(made)}; it must return a fedmrl.Split"
+    if any(is_lazy(parameter) for parameter in made.parameters()):
+        _called(made, shape)
+    return None
+
+
+def _is_model(made: Any, *_: Any, **__: Any) -> str | None:
+    return None if isinstance(made, Model) else f"returns {described(made)}; it must return a model"
+
+
+def _is_size(size: Any, *_: Any, **__: Any) -> str | None:
+    return None if type(size) is int and size >= 0 else f"returns {size!r:.80}; it must return a whole number"
+
+
 class Model(Named, ABC):
     """A kind of model that recipes can name; what it can be set to are its fields."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        checks: dict[str, Check] = {"build": _initialised, "label": line, "parameters": _is_size}
+        if cls.with_dim is not Model.with_dim:  # those that define it can be shared
+            checks["with_dim"] = _is_model
+        guard(cls, "model", checks)
+
+    def __hash__(self) -> int:
+        """Kinds of models are keys of dictionaries, also those with lists as fields."""
+        try:
+            return hash((type(self), *self.__dict__.values()))
+        except TypeError:
+            return hash(type(self))
 
     @property
     def label(self) -> str:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
+from fedmrl.errors import UserError
+
 Protocol = Literal["fair", "own", "paper"]
 PROTOCOLS: Mapping[Protocol, str] = {
     "fair": "last round, all clients, with the shared part that the server has last",
@@ -26,6 +28,8 @@ def counted(protocol: Protocol, view: str) -> Counted:
     >>> counted("fair", "aggregated")
     Counted(whose='all', view='aggregated', which='last')
     """
+    if not isinstance(protocol, str) or protocol not in PROTOCOLS:
+        raise UserError(f"protocol is {protocol!r:.80}; choose {', '.join(PROTOCOLS)}")
     if protocol == "paper":
         return Counted("participants", "own", "best")
     return Counted("all", view if protocol == "fair" else "own", "last")

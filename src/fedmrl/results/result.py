@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, RootModel, model_validator
 
-from fedmrl.config import Recipe, parse_recipe, settings_of
+from fedmrl.config import Recipe, recipe_of_run, settings_of
 from fedmrl.errors import DivergedError, UserError
-from fedmrl.files import check_sha256, sha256_of_bytes, sha256_of_text
+from fedmrl.files import check_sha256, output_path, sha256_of_bytes, sha256_of_text
 from fedmrl.results.accuracy import Accuracy, ByMode, ByView, LastAndBest, Whose
 from fedmrl.results.costs import Target
 from fedmrl.results.leaves import Leaves
@@ -113,13 +113,19 @@ class _Outcome(Part):
 
     config: str = Field("", exclude=True, repr=False)
     """The recipe as TOML, as in `config.toml`."""
+    ran: Recipe | None = Field(None, exclude=True, repr=False)
+    """The recipe with its objects, of a run in this process."""
     folder: Path | None = Field(None, exclude=True)
     """The run's folder, if it was written."""
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe that was run."""
-        return parse_recipe(tomllib.loads(self.config), str(self.folder or "config"))
+        """The recipe that was run; of a result that was read, its custom classes must be imported first."""
+        if self.ran is not None:
+            return self.ran
+        if self.folder is None or not self.config:
+            raise UserError("this result has no recipe: it was read from text alone; read it from its folder")
+        return recipe_of_run(self.config, self.folder)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -210,7 +216,7 @@ class RunResult(_Outcome):
     @classmethod
     def read(cls, folder: str | Path) -> "RunResult":
         """Reads a finished run from its folder, without executing any code that the folder names."""
-        path = Path(folder)
+        path = output_path(folder, "folder")
         if not ended(path):
             raise UserError(f"{path} holds no finished run; name a finished run's folder")
         outcome = read_outcome(path)
@@ -236,7 +242,8 @@ class RunResult(_Outcome):
 
     def of_clients(self, protocol: Protocol = "fair") -> list[float]:
         """Each client's final accuracy; `paper`, which has none, gets the headline's."""
-        view = "own" if protocol == "own" else self.view
+        whose, view, _ = counted(protocol, self.view)
+        view = view if whose == "all" else self.view
         return [client.accuracy_by(view, self.mode) for client in self.clients]
 
     @property
@@ -302,7 +309,8 @@ def read_outcome(folder: Path) -> Outcome:
     path = folder / "summary.json"
     plain = read_summary(path)
     if isinstance(plain, dict) and plain.get("status") == "diverged":
-        return checked(path, DivergedRun, plain).model_copy(update={"folder": folder})
+        text = read_text(folder / "config.toml") if (folder / "config.toml").is_file() else ""
+        return checked(path, DivergedRun, plain).model_copy(update={"folder": folder, "config": text})
     config, split = read_text(folder / "config.toml"), read_text(folder / "split.json")
     try:
         tomllib.loads(config)
