@@ -1,1 +1,1 @@
-"""Federations over a network, on Flower: the server's side, the client's agent, and keys and certificates."""
+"""Real federations: organisations with models and data of their own, connected by Flower."""

@@ -3,16 +3,16 @@
 Every message starts this file in a new process, so it imports only what it uses. It reads nothing of what it passes on.
 """
 
-import socket
 import time
 
 from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from fedmrl.flower.frame import FrameError, exchange
+
 FRAME = "fedmrl.frame"
 """The name and serialisation type of the array that carries a frame."""
 _CODE = 1000  # of errors that a ClientApp defines itself
-_CHUNK = 1 << 20
 
 app = ClientApp()
 
@@ -31,25 +31,6 @@ def frame_of(content: RecordDict) -> bytes:
     return arrays[FRAME].data
 
 
-def exchange(path: str, frame: bytes, seconds: float) -> bytes:
-    """Sends a frame to the agent's socket and returns its reply, within this time in all."""
-    until = time.monotonic() + seconds
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent:
-        agent.settimeout(seconds)
-        agent.connect(path)
-        agent.sendall(frame)
-        agent.shutdown(socket.SHUT_WR)
-        reply = bytearray()
-        while True:
-            left = until - time.monotonic()
-            if left <= 0:
-                raise TimeoutError
-            agent.settimeout(left)
-            if not (chunk := agent.recv(_CHUNK)):
-                return bytes(reply)
-            reply += chunk
-
-
 @app.query()
 @app.train()
 @app.evaluate()
@@ -66,6 +47,8 @@ def forward(message: Message, context: Context) -> Message:
         reason = "the client's agent did not answer in time"
     except OSError as error:
         reason = f"the client's agent does not answer on its socket ({error.strerror or type(error).__name__})"
+    except FrameError as error:
+        reason = f"the client's agent gave no whole reply: {error}"
     except ValueError as error:
         reason = str(error)
     return Message(Error(_CODE, reason), reply_to=message)
