@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from fedmrl import load_recipe
 from fedmrl.engines import Setting
-from fedmrl.federation.server import Federation
 from fedmrl.federation.setup import prepare
+from fedmrl.federation.simulation import Simulation
 from fedmrl.models import Split
 
 SETTINGS = {"rounds": 100, "training.epochs": 1, "training.batch_size": 64, "method.d1": 100, "evaluation.every": 1000}
@@ -92,7 +92,7 @@ def main() -> None:
     torch.set_num_threads(2)
     recipe = load_recipe("paper/cifar10-n10", SETTINGS)
     setting = prepare(recipe, torch.device("cpu"))
-    federation = Federation.simulated(recipe, setting, "reference")
+    federation = Simulation(recipe, setting, "reference")
     clients = [PlainClient(setting, k) for k in range(recipe.clients)]
     engine, plain = [], []
     for number in range(arguments.rounds + 1):

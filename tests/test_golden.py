@@ -11,8 +11,8 @@ import pytest
 import torch
 from tiny import tiny_recipe
 
-from fedmrl.federation.server import Federation
 from fedmrl.federation.setup import prepare
+from fedmrl.federation.simulation import Simulation
 from fedmrl.methods import METHODS
 from fedmrl.version import NUMBERS
 
@@ -39,11 +39,11 @@ def numbers(case: str) -> dict[str, object]:
     method = next(name for name in sorted(METHODS, key=len, reverse=True) if case.startswith(name))
     torch.set_num_threads(1)
     recipe = tiny_recipe(method, rounds=4, clients=5, participation=0.6, **CASES[case])
-    federation = Federation.simulated(recipe, prepare(recipe, torch.device("cpu")), "reference")
+    federation = Simulation(recipe, prepare(recipe, torch.device("cpu")), "reference")
     run = federation.run(lambda _: None)
     return {
         "norm_of_server": norms(federation.now.server),
-        "norm_of_client_1": norms(federation.now.states[1]),
+        "norm_of_client_1": norms(federation.states()[1]),
         "loss": [record.loss for record in run.records],
         "participants": [record.participants for record in run.records],
         "accuracy": [record.plain()["accuracy"] for record in run.records],

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 import fedmrl
-from fedmrl.federation.server import Federation
 from fedmrl.federation.setup import prepare
+from fedmrl.federation.simulation import Simulation
 from fedmrl.methods import Batch, ClientNet, WeightSharing
 from fedmrl.methods.base import cross_entropy
 
@@ -77,10 +77,10 @@ def main() -> None:
         chosen = recipe(arguments.folder, rounds, Path(scratch))
         models = [fedmrl.OwnModel("CNN-5", common.CNN5, last="header")] * common.CLIENTS
         setting = prepare(chosen, torch.device("cpu"), models)
-        federation = Federation.simulated(chosen, setting, arguments.engine)
+        federation = Simulation(chosen, setting, arguments.engine)
     stamps, samples, new = [time.time()], [], []
     for _ in range(rounds):
-        joined = set(federation.now.states)
+        joined = set(federation.now.last_round)
         started = time.perf_counter()
         federation.now = federation.next_round()
         record = federation.now.records[-1]

@@ -6,8 +6,8 @@ from tiny import tiny_recipe
 from torch import nn
 
 from fedmrl import OwnModel
-from fedmrl.federation.server import Federation
 from fedmrl.federation.setup import prepare
+from fedmrl.federation.simulation import Simulation
 
 AUGMENTED = {"training__augment__flip": True, "training__augment__crop": 2, "training__augment__erase": 0.5}
 WITH_ALL = {"training__momentum": 0.9, "training__weight_decay": 0.01, "training__clip": 0.5, **AUGMENTED}
@@ -40,10 +40,10 @@ def numbers(case, engine, precision, settings):
     """Every parameter, message and record of three rounds."""
     method = next(name for name in ("lg-fedavg", *METHODS) if case == name or case.startswith(f"{name}-"))
     recipe = tiny_recipe(method, clients=5, participation=0.6, training__precision=precision, **METHODS[case], **settings)
-    federation = Federation.simulated(recipe, prepare(recipe, torch.device("cpu")), engine)
+    federation = Simulation(recipe, prepare(recipe, torch.device("cpu")), engine)
     run = federation.run(lambda _: None)
     tensors = {f"server {name}": tensor for name, tensor in federation.now.server.items()}
-    for client, state in federation.now.states.items():
+    for client, state in federation.states().items():
         tensors |= {f"client {client} {name}": tensor for name, tensor in state.items()}
     records = [record.model_dump(exclude={"seconds"}, exclude_none=True) for record in run.records]
     return tensors, records, run.plain()["inference"], [row.accuracy for row in run.clients]
@@ -100,10 +100,10 @@ def test_a_gradient_whose_squares_overflow_is_clipped_to_the_same_length_by_both
     before = setting.fresh_net(0).state_dict()
     after = {}
     for engine in ("reference", "batched"):
-        federation = Federation.simulated(recipe, setting, engine)
+        federation = Simulation(recipe, setting, engine)
         assert not getattr(federation.clients.engine, "loners", ())
         federation.run(lambda _: None)
-        after[engine] = federation.now.states[0]
+        after[engine] = federation.states()[0]
         moved = sum((after[engine][name] - before[name]).double().square().sum() for name in before)
         assert moved.sqrt().item() == pytest.approx(0.5 * recipe.training.lr, rel=1e-3)
     for name, tensor in after["reference"].items():

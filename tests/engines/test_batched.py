@@ -15,9 +15,9 @@ from fedmrl.data.plan import plan
 from fedmrl.engines import BatchedEngine, ReferenceEngine, Turn, batched
 from fedmrl.engines.families import families
 from fedmrl.federation.launch import run_seeds
-from fedmrl.federation.server import Federation
 from fedmrl.federation.setup import prepare, schedule
 from fedmrl.federation.simulated import SimulatedClients
+from fedmrl.federation.simulation import Simulation
 from fedmrl.messages import copy
 from fedmrl.methods import METHODS, Round
 
@@ -111,12 +111,12 @@ def test_a_mix_of_stacks_and_loners_gives_what_the_reference_engine_gives(method
     recipe = tiny_recipe(method, training__batch_size=6, participation=1.0, **apart)
     ends = []
     for engine in ("batched", "reference"):
-        federation = Federation.simulated(recipe, prepare(recipe, CPU, MIXED), engine)
+        federation = Simulation(recipe, prepare(recipe, CPU, MIXED), engine)
         federation.run(lambda _: None)
-        ends.append(federation.now)
-    for client, state in ends[0].states.items():
+        ends.append(federation.states())
+    for client, state in ends[0].items():
         for name, tensor in state.items():
-            assert torch.allclose(tensor.double(), ends[1].states[client][name].double(), rtol=1e-9, atol=1e-9), name
+            assert torch.allclose(tensor.double(), ends[1][client][name].double(), rtol=1e-9, atol=1e-9), name
 
 
 def test_a_frozen_parameter_and_one_that_no_loss_depends_on_stay_as_they_are():
@@ -159,11 +159,11 @@ def test_a_later_round_with_more_clients_makes_room_for_them(tmp_path):
     recipe = tiny_recipe("fedmrl", participation=str(rounds))
     ends = []
     for engine in ("batched", "reference"):
-        federation = Federation.simulated(recipe, prepare(recipe, CPU), engine)
+        federation = Simulation(recipe, prepare(recipe, CPU), engine)
         federation.run(lambda _: None)
-        ends.append(federation.now)
-    for name, tensor in ends[0].states[2].items():
-        assert torch.allclose(tensor, ends[1].states[2][name], rtol=1e-9, atol=1e-9), name
+        ends.append(federation.states())
+    for name, tensor in ends[0][2].items():
+        assert torch.allclose(tensor, ends[1][2][name], rtol=1e-9, atol=1e-9), name
 
 
 @pytest.mark.parametrize("engine", ["batched", "reference"])
@@ -300,9 +300,9 @@ def test_layers_and_tensors_in_two_places_and_own_buffers_give_what_the_referenc
     assert [loner.reason for loner in families(setting)[1]] == ([reason] if reason else [])
     ends = []
     for engine in ("batched", "reference"):
-        federation = Federation.simulated(recipe, prepare(recipe, CPU, models), engine)
+        federation = Simulation(recipe, prepare(recipe, CPU, models), engine)
         federation.run(lambda _: None)
-        ends.append(federation.now.states)
+        ends.append(federation.states())
     for client, state in ends[0].items():
         for name, tensor in state.items():
             assert torch.allclose(tensor, ends[1][client][name], rtol=1e-9, atol=1e-9), name

@@ -14,8 +14,8 @@ import fedmrl
 from fedmrl import OwnModel, UserError
 from fedmrl.engines.families import families
 from fedmrl.federation.launch import run_seeds
-from fedmrl.federation.server import Federation
 from fedmrl.federation.setup import prepare, schedule
+from fedmrl.federation.simulation import Simulation
 from fedmrl.methods import Standalone
 from fedmrl.models import Split
 
@@ -89,9 +89,9 @@ class MaskingKept(Masking):
 def ends(recipe, models):
     found = []
     for engine in ("reference", "batched"):
-        federation = Federation.simulated(recipe, prepare(recipe, CPU, models), engine)
+        federation = Simulation(recipe, prepare(recipe, CPU, models), engine)
         federation.run(lambda _: None)
-        found.append(federation.now.states)
+        found.append(federation.states())
     return found
 
 
@@ -202,7 +202,7 @@ def test_sums_are_exact_in_a_coarse_precision(method):
     for engine in ("reference", "batched"):
         recipe = tiny_recipe(method, training__precision="bf16", training__epochs=300, rounds=1, participation=0.25)
         setting = prepare(recipe, CPU)
-        federation = Federation.simulated(recipe, setting, engine)
+        federation = Simulation(recipe, setting, engine)
         federation.run(lambda _: None)
         server, (client,) = federation.now.server, schedule(recipe)[0]
         # FD counts clients, FedProto the samples of the last epoch.

@@ -11,15 +11,15 @@ from torch import nn
 import fedmrl
 from fedmrl.engines import ReferenceEngine, Turn
 from fedmrl.errors import DivergedError, UserError
-from fedmrl.federation.server import Federation
 from fedmrl.federation.setup import prepare
+from fedmrl.federation.simulation import Simulation
 from fedmrl.messages import copy
 from fedmrl.methods import METHODS, WeightSharing
 
 
 def federation(method="fedmrl", **settings):
     recipe = tiny_recipe(method, **settings)
-    return Federation.simulated(recipe, prepare(recipe, torch.device("cpu")), "reference")
+    return Simulation(recipe, prepare(recipe, torch.device("cpu")), "reference")
 
 
 def rounds(fed, count):
@@ -44,7 +44,7 @@ def test_the_global_small_model_is_the_mean_of_all_participants_by_their_trainin
     samples = [len(own.train) for own in fed.clients.setting().members.values()]
     assert len(set(samples)) > 1
     for name, tensor in after.server.items():
-        expected = sum(n * after.states[k][name].numpy() for k, n in enumerate(samples)) / sum(samples)
+        expected = sum(n * fed.states(after)[k][name].numpy() for k, n in enumerate(samples)) / sum(samples)
         np.testing.assert_allclose(tensor.numpy(), expected, rtol=1e-12)
 
 
@@ -73,11 +73,13 @@ def test_what_a_client_holds_is_what_it_trained_the_last_time(method, monkeypatc
 def test_the_projector_is_trained_on_in_the_next_round_from_where_it_was(tmp_path):
     fed = federation(participation=given_rounds(tmp_path, [0], [0], [1]))
     _, one, two, three = rounds(fed, 3)
-    assert not torch.equal(one.states[0]["projector.weight"], two.states[0]["projector.weight"])
-    assert torch.equal(two.states[0]["projector.weight"], three.states[0]["projector.weight"])
+    first, second, third = (fed.states(snapshot)[0]["projector.weight"] for snapshot in (one, two, three))
+    assert not torch.equal(first, second)
+    assert torch.equal(second, third)
     alone = federation(participation=given_rounds(tmp_path, [0], [0], [1]), training__lr=1e-12)
     _, kept, still, _ = rounds(alone, 3)
-    assert torch.allclose(kept.states[0]["projector.weight"], still.states[0]["projector.weight"], atol=1e-9)
+    before, after = (alone.states(snapshot)[0]["projector.weight"] for snapshot in (kept, still))
+    assert torch.allclose(before, after, atol=1e-9)
 
 
 def test_a_client_that_joins_late_starts_from_the_global_small_with_its_own_fresh_parts(monkeypatch, tmp_path):
@@ -101,9 +103,9 @@ def test_a_client_that_joins_late_starts_from_the_global_small_with_its_own_fres
 def test_rounds_leave_the_snapshot_before_them_as_it_was():
     fed = federation()
     first = rounds(fed, 1)[1]
-    kept = {k: {n: t.clone() for n, t in s.items()} for k, s in first.states.items()}
+    kept = {k: {n: t.clone() for n, t in s.items()} for k, s in fed.states(first).items()}
     rounds(fed, 2)
-    assert all(torch.equal(first.states[k][n], t) for k, s in kept.items() for n, t in s.items())
+    assert all(torch.equal(fed.states(first)[k][n], t) for k, s in kept.items() for n, t in s.items())
 
 
 def small_size(spec, fc2=None):
@@ -171,12 +173,12 @@ def test_in_the_papers_shapes_fedmrl_sends_cnn_5_with_its_representation_cut_to_
 def test_aggregated_is_recorded_where_the_server_is_heard_and_measures_the_servers_part(method):
     fed = federation(method, rounds=2)
     after = rounds(fed, 2)[-1]
-    measured = fed.evaluate(range(4), after.states, after.server, fed.method.modes)
+    measured = fed.evaluate(range(4), after.last_round, after.server, fed.method.modes)
     assert set(measured) == ({"own", "aggregated"} if METHODS[method].hears_server else {"own"})
     for view in measured:
         for k in range(4):
             net = fed.clients.setting().fresh_net(k)
-            net.load_state_dict(fed.clients.state(k, after.states.get(k)))
+            net.load_state_dict(fed.clients.state(k, after.last_round.get(k)))
             if view == "aggregated":
                 fed.method.receive(net, fed.method.answer(after.server, k, None))
             counted = fed.clients.engine.evaluate([Turn(k, copy(net.state_dict()), None)], fed.method.modes)[0]["own"]
@@ -305,9 +307,9 @@ def test_what_the_user_froze_stays_frozen():
 
     recipe = tiny_recipe("fedmrl")
     setting = prepare(recipe, torch.device("cpu"), [fedmrl.OwnModel("half", half_frozen, "3")] * 4)
-    fed = Federation.simulated(recipe, setting, "reference")
+    fed = Simulation(recipe, setting, "reference")
     client = fed.who[0][0]
-    before, after = fed.clients.state(client), fed.next_round().states[client]
+    before, after = fed.clients.state(client), fed.states(fed.next_round())[client]
     assert torch.equal(before["local.extractor.1.weight"], after["local.extractor.1.weight"])
     assert not torch.equal(before["local.header.weight"], after["local.header.weight"])
 

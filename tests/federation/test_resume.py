@@ -16,8 +16,8 @@ import fedmrl
 from fedmrl.errors import InterruptedRun, UserError
 from fedmrl.federation.checkpoint import Checkpoint, Snapshot
 from fedmrl.federation.folder import RunFolder
-from fedmrl.federation.server import Federation
 from fedmrl.federation.setup import prepare
+from fedmrl.federation.simulation import Simulation
 from fedmrl.federation.store import DeviceStore
 
 
@@ -219,16 +219,20 @@ def test_a_run_that_was_stopped_goes_on_or_says_in_a_sentence_what_is_damaged(tm
 def test_the_checkpoint_holds_the_newest_files_only(tmp_path):
     checkpoint = Checkpoint(tmp_path)
     one, two = {"w": torch.ones(2)}, {"w": torch.zeros(2)}
-    checkpoint.save(Snapshot(1, {"s": torch.ones(1)}, {0: one, 1: one}, {0: 0, 1: 0}, {0: 1, 1: 1}), {})
-    checkpoint.save(Snapshot(2, {"s": torch.ones(1)}, {0: one, 1: two}, {0: 0, 1: 1}, {0: 1, 1: 2}), {})
+    store = DeviceStore(torch.device("cpu"))
+    for client, round_, state in ((0, 0, one), (1, 0, one), (1, 1, two)):
+        store.keep(client, round_, state)
+    checkpoint.save(Snapshot(1, {"s": torch.ones(1)}, {0: 0, 1: 0}, {0: 1, 1: 1}), store.save, {})
+    checkpoint.save(Snapshot(2, {"s": torch.ones(1)}, {0: 0, 1: 1}, {0: 1, 1: 2}), store.save, {})
     names = sorted(path.name for path in tmp_path.glob("*.safetensors"))
     assert names == [
         "client-00000-round-00001.safetensors",
         "client-00001-round-00002.safetensors",
         "server-round-00002.safetensors",
     ]
-    loaded, _ = Checkpoint(tmp_path).load(DeviceStore(torch.device("cpu")))
-    assert torch.equal(loaded.states[1]["w"], two["w"])
+    found = DeviceStore(torch.device("cpu"))
+    Checkpoint(tmp_path).load(found.device, lambda since, files: [found.restore(k, since[k], files[k]) for k in since])
+    assert torch.equal(found.load(1, 1)["w"], two["w"]) and torch.equal(found.load(0, 0)["w"], one["w"])
 
 
 @pytest.mark.parametrize("store", ["device", "disk"])
@@ -260,7 +264,7 @@ def test_a_run_that_goes_on_elsewhere_names_both_places_and_counts_the_time_of_b
 
 def test_a_place_where_no_round_was_made_is_not_named(tmp_path):
     recipe, out = tiny_recipe("fedmrl", rounds=1), tmp_path / "run"
-    federation = Federation.simulated(recipe, prepare(recipe, torch.device("cpu")), "reference")
+    federation = Simulation(recipe, prepare(recipe, torch.device("cpu")), "reference")
     federation.folder = RunFolder.create(out, recipe, [*federation.clients.setting().members.values()])
     federation.interrupted()
     federation.folder.close()
@@ -303,7 +307,7 @@ def test_half_a_checkpoint_that_was_being_dropped_is_none(tmp_path, monkeypatch)
     checkpoint = Checkpoint(tmp_path / "run" / "checkpoint")
     monkeypatch.setattr("shutil.rmtree", lambda folder, ignore_errors: next(folder.glob("*.safetensors")).unlink())  # killed
     checkpoint.drop()
-    assert checkpoint.load(DeviceStore(torch.device("cpu"))) is None
+    assert checkpoint.load(torch.device("cpu"), lambda since, files: None) is None
 
 
 @pytest.mark.parametrize("outs", ["ab", ["a"], ["a", "a"]])

@@ -11,10 +11,10 @@ from tiny import ALL_METHODS, CNNS, tiny_recipe
 
 import fedmrl
 from fedmrl.engines import Batched, Reference, ReferenceEngine
-from fedmrl.federation.clients import Clients
-from fedmrl.federation.server import Federation
+from fedmrl.federation.clients import Clients, NoReply
 from fedmrl.federation.setup import prepare
 from fedmrl.federation.simulated import SimulatedClients
+from fedmrl.federation.simulation import Simulation
 from fedmrl.methods import Round
 from fedmrl.models import CNN
 
@@ -41,7 +41,7 @@ def given(tmp_path, *rounds):
 
 def federation(recipe, silent=None):
     setting = prepare(recipe, CPU)
-    fed = Federation.simulated(recipe, setting)
+    fed = Simulation(recipe, setting)
     if silent is not None:
         fed.clients = Unreliable([setting], silent)
     return fed
@@ -64,6 +64,56 @@ def test_a_round_goes_on_with_the_replies_that_come_as_if_the_others_had_not_bee
     assert one.states_sha256 == other.states_sha256
 
 
+def test_a_client_whose_reply_does_not_count_is_recorded_with_the_reason_and_keeps_its_earlier_state(tmp_path):
+    class Broken(SimulatedClients):
+        def train(self, round_, requests, upcoming=()):
+            replies = super().train(round_, requests, upcoming)
+            return [NoReply(1, "its upload is not finite") if r.client == 1 and round_.index == 1 else r for r in replies]
+
+    recipe = tiny_recipe("fedmrl", participation=given(tmp_path, *[[0, 1]] * 3))
+    setting = prepare(recipe, CPU)
+    fed, meant = Simulation(recipe, setting), federation(recipe, {1: [1]})
+    fed.clients = Broken([setting])
+    result = fed.run()
+    assert [[left.model_dump() for left in record.left_out] for record in result.records] == [
+        [],
+        [{"client": 1, "reason": "its upload is not finite"}],
+        [],
+    ]
+    assert "left_out" not in result.records[0].plain() and "left_out" in result.records[1].plain()
+    assert result.records[1].participants == [0] and result.clients[1].rounds == 2
+    assert result.states_sha256 == meant.run().states_sha256
+
+
+@pytest.mark.parametrize("method", ["fedmrl", "standalone"])
+def test_clients_that_count_as_they_reply_are_asked_for_accuracy_only_when_all_are(method, tmp_path):
+    class Counting(SimulatedClients):
+        scores_every_round = False
+        evaluations = 0
+
+        def train(self, round_, requests, upcoming=()):
+            replies = super().train(round_, requests, upcoming)
+            turns = [self._turn(replace(request, since=round_.index)) for request in requests]
+            counts = self.engine.evaluate(turns, recipe.method.modes[:1])
+            return [replace(r, correct=count["own"]) for r, count in zip(replies, counts, strict=True)]
+
+        def evaluate(self, requests, modes):
+            self.evaluations += 1
+            return super().evaluate(requests, modes)
+
+    recipe = tiny_recipe(method, rounds=4, evaluation__every=2)
+    fed, plain = federation(recipe), federation(recipe).run()
+    fed.clients = Counting([prepare(recipe, CPU)])
+    result = fed.run()
+    assert fed.clients.evaluations == 3  # after rounds 2 and 4, and in all modes at the end
+    assert (result.accuracy.all, result.inference) == (plain.accuracy.all, plain.inference)
+    assert result.accuracy.participants.own == plain.accuracy.participants.own
+    assert [r.accuracy.participants.own for r in result.records] == [r.accuracy.participants.own for r in plain.records]
+    for record in result.records:
+        measured = method == "fedmrl" and record.round % 2 == 0
+        assert (record.accuracy.participants.aggregated is not None) is measured
+
+
 def test_a_round_that_nobody_answers_leaves_everything_as_it_was(tmp_path):
     recipe = tiny_recipe("fedmrl", participation=given(tmp_path, [0, 1], [0, 1], [2]), evaluation__every=2)
     fed = federation(recipe, {1: [0, 1]})
@@ -71,7 +121,7 @@ def test_a_round_that_nobody_answers_leaves_everything_as_it_was(tmp_path):
     fed.commit(first)
     fed.commit(fed.next_round())
     assert all(torch.equal(fed.now.server[name], first.server[name]) for name in first.server)
-    assert fed.now.states == first.states and fed.now.times == first.times == {0: 1, 1: 1}
+    assert fed.now.last_round == first.last_round and fed.now.times == first.times == {0: 1, 1: 1}
     record = fed.now.records[-1]
     assert (record.asked, record.participants, record.loss) == ([0, 1], [], None)
     assert record.accuracy.participants is None and record.accuracy.all and record.up.bytes == 0 < record.down.bytes
@@ -83,9 +133,9 @@ def test_a_round_that_nobody_answers_leaves_everything_as_it_was(tmp_path):
 def test_a_client_that_joins_between_rounds_counts_as_if_it_had_been_left_out_before(method, engine, tmp_path):
     rounds = [[0, 1], [2, 4], [4]]
     larger = tiny_recipe(method, clients=5, participation=given(tmp_path, *rounds), evaluation__every=100)
-    whole = Federation.simulated(larger, setting := prepare(larger, CPU), engine)
+    whole = Simulation(larger, setting := prepare(larger, CPU), engine)
     four = replace(setting, members={k: setting.members[k] for k in range(4)})
-    grown = Federation.simulated(larger, four, engine)
+    grown = Simulation(larger, four, engine)
     grown.commit(grown.next_round())
     assert grown.join(setting.members[4]) == 4
     one, other = grown.run(), whole.run()
@@ -97,7 +147,7 @@ def test_a_client_that_joins_between_rounds_counts_as_if_it_had_been_left_out_be
 def test_a_client_with_a_model_of_a_new_kind_can_join():
     recipe = tiny_recipe("fedmrl", participation=1.0)
     setting = prepare(recipe, CPU)
-    fed = Federation.simulated(recipe, setting, Batched())
+    fed = Simulation(recipe, setting, Batched())
     fed.commit(fed.next_round())
     fed.join(replace(setting.members[0], model=CNN(conv1=3, conv2=3, fc1=9, fc2=7)))
     run = fed.run()
@@ -140,7 +190,7 @@ def test_the_server_knows_of_a_client_its_name_its_counts_and_its_models_label_o
 
 def test_a_reply_is_plain_data_that_can_be_sent():
     recipe = tiny_recipe("fedmrl")
-    fed = Federation.simulated(recipe, prepare(recipe, CPU))
+    fed = Simulation(recipe, prepare(recipe, CPU))
     round_ = Round(0, recipe.rounds)
     for reply in fed.clients.train(round_, fed.requests(round_)):
         sent = pickle.loads(pickle.dumps(reply))

@@ -21,11 +21,11 @@ STATE = {"w": torch.arange(6.0).reshape(2, 3), "known": torch.tensor([True, Fals
 @pytest.mark.parametrize("make", [DeviceStore, HostStore, lambda device: DiskStore(device, None)])
 def test_a_state_comes_back_as_it_was_kept(make):
     store = make(CPU)
-    kept = store.keep(7, 2, STATE)
-    back = store.load(kept)
+    store.keep(7, 2, STATE)
+    back = store.load(7, 2)
     assert back.keys() == STATE.keys()
     assert all(torch.equal(back[name], STATE[name]) and back[name].dtype == STATE[name].dtype for name in STATE)
-    assert store.shapes(kept) == {"w": [2, 3], "known": [2], "n": []}
+    assert store.shapes(7, 2) == {"w": [2, 3], "known": [2], "n": []}
     store.close()
 
 
@@ -105,11 +105,24 @@ def test_clients_that_never_take_part_are_counted_since_they_are_kept_for_evalua
 
 def test_a_store_in_the_host_s_memory_copies_and_gives_back(tmp_path):
     store, state = HostStore(CPU), {"a": torch.ones(2, 3)}
-    kept = store.keep(0, 1, state)
-    given = store.load(kept)
+    store.keep(0, 1, state)
+    given = store.load(0, 1)
     given["a"].zero_()
-    assert torch.equal(store.load(kept)["a"], torch.ones(2, 3))
-    assert store.shapes(kept) == {"a": [2, 3]}
+    assert torch.equal(store.load(0, 1)["a"], torch.ones(2, 3))
+    assert store.shapes(0, 1) == {"a": [2, 3]}
+
+
+@pytest.mark.parametrize("make", [DeviceStore, HostStore, lambda device: DiskStore(device, None)])
+def test_a_client_keeps_the_state_before_a_round_until_the_round_counts(make):
+    store = make(CPU)
+    before, after = {"a": torch.ones(2)}, {"a": torch.zeros(2)}
+    store.keep(3, None, before)
+    store.keep(3, 4, after)
+    assert torch.equal(store.load(3, None)["a"], before["a"]) and torch.equal(store.load(3, 4)["a"], after["a"])
+    store.drop_others(3, 4)
+    assert store.has(3, 4) and not store.has(3, None) and not store.has(0, 4)
+    assert torch.equal(store.load(3, 4)["a"], after["a"])
+    store.close()
 
 
 def test_a_store_that_there_is_not_is_refused():

@@ -3,22 +3,26 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+import torch
 from pydantic import NonNegativeInt, PositiveInt, ValidationError, model_validator
 
 from fedmrl.errors import UserError
-from fedmrl.federation.store import Kept, StateFile, Store, file_name, read_state, write_state
+from fedmrl.federation.clients import Since, StateFile
+from fedmrl.federation.store import read_state, write_state
 from fedmrl.files import check_sha256, sha256_of, write_whole
 from fedmrl.messages import Tensors
 from fedmrl.results import Record
 from fedmrl.schema import Part, first_problem
 
-_AT_ONCE = 8  # files written in parallel
+SaveStates = Callable[[Since, Path], Mapping[int, StateFile]]
+"""Writes the clients' states after these rounds into a folder."""
+Restore = Callable[[Since, Mapping[int, StateFile]], None]
+"""Hands clients the states of a checkpoint; raises `UserError` if they do not fit."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +31,8 @@ class Snapshot:
 
     rounds: int
     server: Tensors
-    states: Mapping[int, Kept] = field(default_factory=dict)
-    """The state of each client that has taken part, as the store keeps it."""
-    last_round: Mapping[int, int] = field(default_factory=dict)
-    """The last round in which each client took part."""
+    last_round: Since = field(default_factory=dict)
+    """The last round in which each client took part, after which it kept its state."""
     times: Mapping[int, int] = field(default_factory=dict)
     """In how many rounds each client took part."""
     records: tuple[Record, ...] = ()
@@ -49,6 +51,7 @@ class _Index(Part):
     rounds: NonNegativeInt
     server: str
     clients: dict[NonNegativeInt, str]
+    """The file of each client's state; empty if clients keep their states elsewhere."""
     last_round: dict[NonNegativeInt, NonNegativeInt]
     times: dict[NonNegativeInt, PositiveInt]
     seconds: float = 0
@@ -62,7 +65,7 @@ class _Index(Part):
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
-        if not self.clients.keys() == self.last_round.keys() == self.times.keys():
+        if self.last_round.keys() != self.times.keys() or self.clients.keys() not in ({}.keys(), self.times.keys()):
             raise ValueError("clients, last_round and times list different clients")
         if any(last >= self.rounds for last in self.last_round.values()):
             raise ValueError("last_round is after the last round")
@@ -80,10 +83,9 @@ class Checkpoint:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._written: dict[int, tuple[Kept, StateFile]] = {}
         self._saved: Snapshot | None = None
 
-    def save(self, snapshot: Snapshot, other_files: Mapping[str, str]) -> None:
+    def save(self, snapshot: Snapshot, states_of: SaveStates, other_files: Mapping[str, str]) -> None:
         """Writes changed states, then replaces `state.json`, then deletes obsolete files.
 
         `other_files` has the SHA-256 of the run's other files, by name.
@@ -91,13 +93,8 @@ class Checkpoint:
         if snapshot is self._saved:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        known = {client: kept for client, (kept, _) in self._written.items()}
-        changed = [client for client, state in snapshot.states.items() if known.get(client) is not state]
-        with ThreadPoolExecutor(_AT_ONCE) as pool:  # fsync is slow, and runs in parallel
-            files = pool.map(lambda client: self._file_of(client, snapshot.states[client], snapshot.rounds), changed)
-            self._written |= {client: (snapshot.states[client], file) for client, file in zip(changed, files, strict=True)}
+        states = dict(sorted(states_of(snapshot.last_round, self.folder).items()))
         server = write_state(snapshot.server, self.folder / f"server-round-{snapshot.rounds:05d}.safetensors")
-        states = {client: file for client, (_, file) in sorted(self._written.items())}
         index = {
             "rounds": snapshot.rounds,
             "server": server.path.name,
@@ -117,19 +114,15 @@ class Checkpoint:
                 path.unlink()
         self._saved = snapshot
 
-    def _file_of(self, client: int, kept: Kept, rounds: int) -> StateFile:
-        """Writes a state to its file, unless the disk store already has."""
-        return kept if isinstance(kept, StateFile) else write_state(kept, self.folder / file_name(client, rounds))
-
     def drop(self) -> None:
         """Deletes the checkpoint, `state.json` first, so that an interruption does not leave a damaged one."""
         (self.folder / "state.json").unlink(missing_ok=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def load(self, store: Store) -> tuple[Snapshot, Mapping[str, str] | None] | None:
+    def load(self, device: torch.device, restore: Restore) -> tuple[Snapshot, Mapping[str, str] | None] | None:
         """The last snapshot, without its records, and the SHA-256 of the run's other files; None without a checkpoint.
 
-        Folders of older versions have no checksums.
+        `restore` hands the clients their states. Folders of older versions have no checksums.
         """
         path = self.folder / "state.json"
         if not path.exists():
@@ -141,11 +134,10 @@ class Checkpoint:
                 check_sha256(path, _digest({key: value for key, value in plain.items() if key != "sha256"}), state.sha256)
             known = state.files or {}
             files = {client: StateFile(self.folder / name, known.get(name, "")) for client, name in state.clients.items()}
-            states = {client: store.restore(file) for client, file in files.items()}
+            restore(state.last_round, files)
             snapshot = Snapshot(
                 state.rounds,
-                read_state(StateFile(self.folder / state.server, known.get(state.server, "")), store.device),
-                states,
+                read_state(StateFile(self.folder / state.server, known.get(state.server, "")), device),
                 state.last_round,
                 state.times,
                 seconds=state.seconds,
@@ -164,7 +156,6 @@ class Checkpoint:
                 f"{self.folder} is damaged ({type(error).__name__}: {error}); the run cannot be resumed, start it again in "
                 "another folder"
             ) from error
-        self._written = {client: (kept, files[client]) for client, kept in states.items()}
         other_files = {name: digest for name, digest in known.items() if not name.endswith(".safetensors")}
         return snapshot, None if state.files is None else other_files
 

@@ -3,7 +3,8 @@
 from abc import ABC, abstractmethod
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,8 +13,15 @@ from fedmrl.engines import CorrectCounts
 from fedmrl.messages import Tensors
 from fedmrl.methods import Round
 
-State = Any
-"""A handle to a client's state, opaque to the server."""
+Since = Mapping[int, int]
+"""The last round of each client that has taken part, which names its state."""
+
+
+class StateFile(NamedTuple):
+    """A file that holds a state, and its SHA-256 (empty if written by an older version)."""
+
+    path: Path
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -39,8 +47,8 @@ class Request:
     """What the server asks of one client."""
 
     client: int
-    state: State | None
-    """The state to continue from; None: the initial one."""
+    since: int | None
+    """The round after which its state was kept, from which it continues; None: the initial state."""
     content: Tensors | None
     """What the server sends; None: nothing."""
     earlier: int = 0
@@ -51,15 +59,24 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """A client's reply after training."""
+    """A client's reply after training. It keeps its new state, by the round; the old one until the server commits."""
 
     client: int
-    state: State
-    """A handle to its new state, which replaces the old one when the server commits the round."""
     upload: Tensors
     told: Tensor
     """The mean loss, and 1 if the weights are finite, else 0; see `Trained.told`."""
     flops: int
+    run: int = 0
+    correct: Mapping[str, int] | None = None
+    """Correct predictions on its test samples right after training, by mode; None if it is asked for them separately."""
+
+
+@dataclass(frozen=True)
+class NoReply:
+    """A client that was asked and whose reply does not count, with the reason, as a clause about the client."""
+
+    client: int
+    reason: str
     run: int = 0
 
 
@@ -73,7 +90,7 @@ class Score:
 
 
 class Clients(ABC):
-    """The clients of one run, or of several that run together. They keep their own states.
+    """The clients of one run, or of several that run together. They keep their own states, which the server names by round.
 
     Replies may be missing; the others keep the order of the requests.
     """
@@ -82,6 +99,8 @@ class Clients(ABC):
     """Whether replies return before the device has finished, so that reading their numbers waits for it."""
     at_once: int = 500
     """The most clients evaluated in one call."""
+    scores_every_round: bool = True
+    """Whether a round's participants are evaluated after it; if not, their replies carry their own counts."""
     device: torch.device
     """The device of the uploads, on which the server aggregates."""
 
@@ -90,7 +109,7 @@ class Clients(ABC):
         """The clients of a run; more may join between rounds."""
 
     @abstractmethod
-    def train(self, round_: Round, requests: Sequence[Request], upcoming: Sequence[Request] = ()) -> list[Reply]:
+    def train(self, round_: Round, requests: Sequence[Request], upcoming: Sequence[Request] = ()) -> list[Reply | NoReply]:
         """Lets each client receive its content, train and upload.
 
         `upcoming` has the next round's requests, as far as known, so that clients can prepare.
@@ -105,10 +124,20 @@ class Clients(ABC):
     ) -> None:
         """Announces the clients of each run's rounds, and which of them already have a state."""
 
-    def release(self, run: int, state: State) -> None:  # noqa: B027
-        """Drops a state that a newer one has replaced."""
+    def confirm(self, run: int, since: Since) -> None:  # noqa: B027
+        """Announces that a round is committed: of these clients, only the states after these rounds are needed."""
 
-    def digest(self, run: int, server: Tensors, states: Mapping[int, State]) -> str | None:
+    def save(self, run: int, since: Since, folder: Path) -> Mapping[int, StateFile]:
+        """Writes the clients' states into a checkpoint's folder, as far as they are not there yet.
+
+        By default clients are elsewhere and keep their states themselves.
+        """
+        return {}
+
+    def restore(self, run: int, since: Since, files: Mapping[int, StateFile]) -> None:  # noqa: B027
+        """Takes over the states of a checkpoint; raises `UserError` if they do not fit the clients."""
+
+    def digest(self, run: int, server: Tensors, since: Since) -> str | None:
         """The SHA-256 of the server's and these clients' states; None if they cannot be read."""
         return None
 

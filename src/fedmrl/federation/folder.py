@@ -12,12 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedmrl.config import Recipe, read_origins, settings_of
 from fedmrl.data import ClientSplit
 from fedmrl.data.partition import split_json
 from fedmrl.errors import UserError
-from fedmrl.federation.checkpoint import Checkpoint, Snapshot
-from fedmrl.federation.store import Store
+from fedmrl.federation.checkpoint import Checkpoint, Restore, SaveStates, Snapshot
 from fedmrl.files import sha256_of, user_path, write_whole
 from fedmrl.registry import is_file
 from fedmrl.results import WHOSE, ClientResults, Outcome, Record, RunResult, Whose, check_files, read_summary
@@ -160,9 +161,12 @@ class RunFolder:
         by_view = [found.get(view) for found in means if found for view in self.recipe.views]
         return None not in means and not any(set(self.recipe.recorded_modes) - set(modes or ()) for modes in by_view)
 
-    def load(self, store: Store, tell: Callable[[str], None]) -> Snapshot | None:
-        """Loads the last checkpoint with its records, and truncates the log to it; every file's SHA-256 must match."""
-        found = self.checkpoint.load(store)
+    def load(self, device: torch.device, restore: Restore, tell: Callable[[str], None]) -> Snapshot | None:
+        """Loads the last checkpoint with its records, and truncates the log to it; every file's SHA-256 must match.
+
+        `restore` hands the clients their states.
+        """
+        found = self.checkpoint.load(device, restore)
         if found is None:
             if (self.path / "rounds.jsonl").stat().st_size:
                 tell(f"{self.path} has rounds and no checkpoint of them; it starts again from round 1")
@@ -195,26 +199,26 @@ class RunFolder:
         write_whole(self.path / "rounds.jsonl", text)
         self._log = hashlib.sha256(text.encode())
 
-    def append(self, snapshot: Snapshot) -> None:
+    def append(self, snapshot: Snapshot, states: SaveStates) -> None:
         """Appends the latest round's record, and saves a checkpoint if one is due."""
         line = _line(snapshot.records[-1])
         with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
             file.write(line)
         self._log.update(line.encode())
         if time.monotonic() >= self._next_save:
-            self.save(snapshot)
+            self.save(snapshot, states)
 
-    def save(self, snapshot: Snapshot) -> None:
+    def save(self, snapshot: Snapshot, states: SaveStates) -> None:
         """Saves a checkpoint now."""
         started = time.monotonic()
-        self.checkpoint.save(snapshot, self._checksums())
+        self.checkpoint.save(snapshot, states, self._checksums())
         ended = time.monotonic()
         self._next_save = ended + (ended - started) * (1 + self.concurrent_runs) / _OVERHEAD
 
-    def save_last(self, snapshot: Snapshot) -> None:
+    def save_last(self, snapshot: Snapshot, states: SaveStates) -> None:
         """Saves the checkpoint after the last round, if states are kept."""
         if self.keeps:
-            self.save(snapshot)
+            self.save(snapshot, states)
 
     def write_result(self, outcome: Outcome) -> None:
         """Writes `clients.csv`, then `summary.json`, which marks the run as ended."""

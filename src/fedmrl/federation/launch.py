@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -201,8 +202,7 @@ def _run_all(
                 now = None
                 if folder := folders[number]:
                     folder.concurrent_runs, folder.keeps = len(left) - 1, keep
-                    now = folder.load(stores[run], on_notice)
-                    clients.check(now.states if now else {}, run)
+                    now = folder.load(device, partial(clients.restore, run), on_notice)
                 runs.append(
                     Federation(
                         seeded[number], settings[number].terms, clients, schedules[number],

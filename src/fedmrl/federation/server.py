@@ -3,23 +3,23 @@
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from fedmrl.config import Recipe
-from fedmrl.engines import EngineChoice, Member, Setting, Terms
+from fedmrl.engines import Terms
 from fedmrl.engines.base import broken, numbers
-from fedmrl.errors import DivergedError, InterruptedRun, UserError
+from fedmrl.errors import DivergedError, InterruptedRun
 from fedmrl.federation import summary as summaries
-from fedmrl.federation.checkpoint import Snapshot
-from fedmrl.federation.clients import Clients, Reply, Request, State
+from fedmrl.federation.checkpoint import SaveStates, Snapshot
+from fedmrl.federation.clients import Clients, NoReply, Reply, Request, Since
 from fedmrl.federation.folder import RunFolder
 from fedmrl.federation.setup import Schedule, schedule
-from fedmrl.federation.simulated import SimulatedClients
 from fedmrl.federation.stopwatch import Stopwatch
 from fedmrl.federation.summary import Accuracies
 from fedmrl.messages import Size, Tensors, Upload, size
 from fedmrl.methods import Round
-from fedmrl.results import DivergedRun, Divergence, Means, Outcome, Record, RoundAccuracy, RunResult, Sent
+from fedmrl.results import DivergedRun, Divergence, LeftOut, Means, Outcome, Record, RoundAccuracy, RunResult, Sent
 
 OnRound = Callable[[Record], None]
 """Called with each round's record."""
@@ -47,18 +47,12 @@ class Federation:
         self.method = terms.method
         self.modes = recipe.recorded_modes
         self.now = now or Snapshot(0, terms.server_start(clients.device))
+        self._drawn_for = max(recipe.clients, len(self.everyone))
         self._begun = (time.monotonic() if begun is None else begun) - self.now.seconds
         self._cpu_begun = time.process_time() - self.now.cpu_seconds
         engine, device = ran_on
         self.engines, self.devices = _each_once(*self.now.engines, engine), _each_once(*self.now.devices, device)
         self._together = together
-
-    @classmethod
-    def simulated(cls, recipe: Recipe, setting: Setting, engine: EngineChoice = "reference") -> "Federation":
-        """A run with simulated clients that writes nothing."""
-        clients = SimulatedClients([setting], engine)
-        ran_on = clients.engine.name, summaries.device_name(setting.device)
-        return cls(recipe, setting.terms, clients, schedule(recipe), ran_on=ran_on)
 
     @property
     def seconds(self) -> float:
@@ -81,7 +75,7 @@ class Federation:
         """The requests to the clients sampled in a round, with the content that the server sends."""
         now = self.now
         return [
-            self._request(k, now.states.get(k), self.method.answer(now.server, k, now.last_round.get(k)))
+            self._request(k, now.last_round.get(k), self.method.answer(now.server, k, now.last_round.get(k)))
             for k in self._present(round_.index)
         ]
 
@@ -107,25 +101,35 @@ class Federation:
         roster = self.clients.roster(self.number)
         return [Upload(reply.client, roster[reply.client].train, reply.upload) for reply in replies]
 
-    def evaluation(self, who: Iterable[int], states: Mapping[int, State], server: Tensors) -> list[Request]:
-        """The requests to evaluate clients in these states, with what a server in state `server` would send them."""
-        hears = self.method.hears_server
-        return [self._request(k, states.get(k), self.method.answer(server, k, None) if hears else None) for k in who]
+    def due(self, round_: Round, replies: Sequence[Reply], server: Tensors) -> "Evaluation":
+        """What to evaluate after a round: the participants, or at regular rounds all clients."""
+        answered = [reply.client for reply in replies]
+        who = answered if self.clients.scores_every_round else []
+        if self.recipe.evaluates_all(round_.index + 1):
+            who = self.everyone
+        return Evaluation(self, who, {**self.now.last_round, **dict.fromkeys(answered, round_.index)}, server)
 
-    def _request(self, client: int, state: State | None, content: Tensors | None) -> Request:
-        return Request(client, state, content, self.now.times.get(client, 0), self.number)
+    def evaluation(self, who: Iterable[int], since: Since, server: Tensors) -> list[Request]:
+        """The requests to evaluate clients in their states after these rounds, with what the server in state `server` sends."""
+        hears = self.method.hears_server
+        return [self._request(k, since.get(k), self.method.answer(server, k, None) if hears else None) for k in who]
+
+    def _request(self, client: int, since: int | None, content: Tensors | None) -> Request:
+        return Request(client, since, content, self.now.times.get(client, 0), self.number)
 
     def record(
         self,
         round_: Round,
         asked: Sequence[Request],
         replies: Sequence[Reply],
-        losses: Sequence[float],
+        left_out: Sequence[NoReply],
         accuracy: Accuracies,
         seconds: Mapping[str, float],
     ) -> Record:
         """A round's record for `rounds.jsonl`."""
         answered = [reply.client for reply in replies]
+        losses = [loss for loss, _ in numbers([reply.told for reply in replies])]
+        self._add_own_counts(accuracy, replies)
         all_clients = self.recipe.evaluates_all(round_.index + 1)
         up = sum((size(reply.upload) for reply in replies), Size())
         down = sum((size(request.content or {}) for request in asked), Size())
@@ -133,9 +137,10 @@ class Federation:
             round=round_.index + 1,
             asked=[request.client for request in asked],
             participants=answered,
+            left_out=[LeftOut(client=none.client, reason=none.reason) for none in left_out],
             loss=summaries.mean(losses) if losses else None,
             accuracy=RoundAccuracy(
-                participants=_means(accuracy, answered) if answered else None,
+                participants=_means(accuracy, answered),
                 all=_means(accuracy, self.everyone) if all_clients else None,
             ),
             up=Sent(**asdict(up)),
@@ -144,17 +149,21 @@ class Federation:
             seconds=dict(seconds),
         )
 
-    def after(
-        self, round_: Round, server: Tensors, states: Mapping[int, State], record: Record, answered: Sequence[int]
-    ) -> Snapshot:
+    def _add_own_counts(self, accuracy: Accuracies, replies: Sequence[Reply]) -> None:
+        """Adds the accuracies of clients whose replies carry their counts."""
+        for reply in replies:
+            for mode, correct in (reply.correct or {}).items():
+                tested = self.clients.roster(self.number)[reply.client].test
+                accuracy["own"][mode].setdefault(reply.client, correct / tested)
+
+    def after(self, round_: Round, server: Tensors, record: Record) -> Snapshot:
         """The snapshot after a round."""
         now = self.now
         return Snapshot(
             round_.index + 1,
             server,
-            states,
-            {**now.last_round, **dict.fromkeys(answered, round_.index)},
-            {**now.times, **{k: now.times.get(k, 0) + 1 for k in answered}},
+            {**now.last_round, **dict.fromkeys(record.participants, round_.index)},
+            {**now.times, **{k: now.times.get(k, 0) + 1 for k in record.participants}},
             (*now.records, record),
             self.seconds,
             self.cpu_seconds,
@@ -166,23 +175,22 @@ class Federation:
 
     def commit(self, snapshot: Snapshot) -> None:
         """Makes a round's snapshot the current one, in memory and on disk."""
-        before, self.now = self.now, snapshot
+        self.now = snapshot
         if self.folder:
-            self.folder.append(snapshot)
-        for client in snapshot.records[-1].participants:
-            if client in before.states:
-                self.clients.release(self.number, before.states[client])
+            self.folder.append(snapshot, self.save_states)
+        self.clients.confirm(self.number, {k: snapshot.last_round[k] for k in snapshot.records[-1].participants})
 
-    def join(self, member: Member) -> int:
-        """Adds a simulated client between two rounds and returns its number; the next round may sample it."""
-        if not isinstance(self.clients, SimulatedClients):
-            raise UserError("join is for simulated clients; a client elsewhere enrols by itself")
-        if self.folder is not None:
-            raise UserError("no client can join a run that is written to a folder: its split is of the clients it began with")
-        client = self.clients.join(member, self.number)
-        self.who = [*self.who[: self.now.rounds], *schedule(self.recipe, len(self.everyone))[self.now.rounds :]]
-        self.clients.foresee({self.number: self.who}, {self.number: self.now.states})
-        return client
+    @property
+    def save_states(self) -> SaveStates:
+        """Writes this run's clients' states, for a checkpoint."""
+        return partial(self.clients.save, self.number)
+
+    def draw_for_new_clients(self) -> None:
+        """Draws the remaining rounds anew if clients have joined since they were drawn."""
+        if len(everyone := self.everyone) > self._drawn_for:
+            self._drawn_for = len(everyone)
+            self.who = [*self.who[: self.now.rounds], *schedule(self.recipe, everyone)[self.now.rounds :]]
+            self.clients.foresee({self.number: self.who}, {self.number: self.now.last_round})
 
     def next_round(self) -> Snapshot:
         """Runs one round; its snapshot takes effect when committed."""
@@ -191,9 +199,9 @@ class Federation:
             raise found
         return found
 
-    def evaluate(self, who: Iterable[int], states: Mapping[int, State], server: Tensors, modes: Sequence[str]) -> Accuracies:
-        """Accuracy by view, mode and client, in these states of clients and server."""
-        return evaluate(self.clients, {self.number: (self, list(who), states, server)}, modes)[self.number]
+    def evaluate(self, who: Iterable[int], since: Since, server: Tensors, modes: Sequence[str]) -> Accuracies:
+        """Accuracy by view, mode and client, in the clients' states after these rounds and this state of the server."""
+        return evaluate(self.clients, {self.number: Evaluation(self, list(who), since, server)}, modes)[self.number]
 
     def run(self, on_round: OnRound = lambda record: None) -> RunResult:
         """Runs to the last round and returns the result."""
@@ -211,7 +219,7 @@ class Federation:
 
     def finish(self, final: Accuracies) -> RunResult:
         """Builds and writes the result; `final` is the evaluation of all clients in every mode."""
-        digest = self.clients.digest(self.number, self.now.server, self.now.states)
+        digest = self.clients.digest(self.number, self.now.server, self.now.last_round)
         facts = {**self._facts, "states_sha256": digest}
         result = summaries.summarise(self.recipe, self.clients.roster(self.number), self.now, final, facts)
         if self.folder:
@@ -222,7 +230,7 @@ class Federation:
         """Saves the records and a checkpoint."""
         if self.folder:
             self.folder.write_records(self.now)
-            self.folder.save(replace(self.now, seconds=self.seconds, cpu_seconds=self.cpu_seconds))
+            self.folder.save(replace(self.now, seconds=self.seconds, cpu_seconds=self.cpu_seconds), self.save_states)
         return InterruptedRun(self.now.rounds, self.recipe.rounds, self.folder.path if self.folder else None)
 
     def diverged(self, error: DivergedError) -> DivergedRun:
@@ -235,6 +243,15 @@ class Federation:
         return outcome
 
 
+class Evaluation(NamedTuple):
+    """Clients of a run to evaluate, in their states after these rounds and this state of the server."""
+
+    run: Federation
+    who: Sequence[int]
+    since: Since
+    server: Tensors
+
+
 def one_round(clients: Clients, runs: Sequence[Federation]) -> dict[int, Snapshot | DivergedError]:
     """Runs one round of federations at the same round; returns each one's snapshot, or why it diverged, by run number.
 
@@ -243,10 +260,13 @@ def one_round(clients: Clients, runs: Sequence[Federation]) -> dict[int, Snapsho
     watch, round_ = Stopwatch(clients.device), Round(runs[0].now.rounds, runs[0].recipe.rounds)
 
     # Sample, send, train.
+    for run in runs:
+        run.draw_for_new_clients()
     asked = {run.number: run.requests(round_) for run in runs}
     upcoming = [request for run in runs for request in run.upcoming(round_)]
     replies = clients.train(round_, [request for of_run in asked.values() for request in of_run], upcoming)
-    answered = {run.number: [reply for reply in replies if reply.run == run.number] for run in runs}
+    answered = {run.number: [r for r in replies if r.run == run.number and isinstance(r, Reply)] for run in runs}
+    left_out = {run.number: [r for r in replies if r.run == run.number and isinstance(r, NoReply)] for run in runs}
     watch.passed("train")
 
     # Aggregate. If clients run ahead, divergence is checked at the end, so that a round waits for the device only once.
@@ -256,11 +276,8 @@ def one_round(clients: Clients, runs: Sequence[Federation]) -> dict[int, Snapsho
     watch.passed("aggregate")
 
     # Evaluate the participants, or at regular rounds all clients.
-    states = {run.number: {**run.now.states, **{r.client: r.state for r in answered[run.number]}} for run in going}
-    all_clients = runs[0].recipe.evaluates_all(round_.index + 1)
-    evaluated = {run.number: run.everyone if all_clients else [r.client for r in answered[run.number]] for run in going}
-    evaluations = {run.number: (run, evaluated[run.number], states[run.number], servers[run.number]) for run in going}
-    accuracy = evaluate(clients, evaluations, runs[0].modes)
+    due = {run.number: run.due(round_, answered[run.number], servers[run.number]) for run in going}
+    accuracy = evaluate(clients, due, runs[0].modes)
     watch.passed("evaluate")
 
     # Record.
@@ -270,28 +287,27 @@ def one_round(clients: Clients, runs: Sequence[Federation]) -> dict[int, Snapsho
     for run in going:
         if run.number not in failed:
             own = answered[run.number]
-            losses = [loss for loss, _ in numbers([reply.told for reply in own])]
-            record = run.record(round_, asked[run.number], own, losses, accuracy[run.number], seconds)
-            present = [reply.client for reply in own]
-            found[run.number] = run.after(round_, servers[run.number], states[run.number], record, present)
+            record = run.record(round_, asked[run.number], own, left_out[run.number], accuracy[run.number], seconds)
+            found[run.number] = run.after(round_, servers[run.number], record)
     return found
 
 
 def evaluate(
     clients: Clients,
-    evaluations: Mapping[int, tuple[Federation, Sequence[int], Mapping[int, State], Tensors]],
+    evaluations: Mapping[int, Evaluation],
     modes: Sequence[str],
 ) -> dict[int, Accuracies]:
-    """The accuracy of each run's clients, in the given states of clients and server."""
+    """The accuracy of each run's clients, by run number."""
     result: dict[int, Accuracies] = {
-        number: {view: {mode: {} for mode in modes} for view in run.recipe.views} for number, (run, *_) in evaluations.items()
+        number: {view: {mode: {} for mode in modes} for view in of_run.run.recipe.views}
+        for number, of_run in evaluations.items()
     }
-    longest = max((len(evaluated) for _, evaluated, *_ in evaluations.values()), default=0)
+    longest = max((len(due.who) for due in evaluations.values()), default=0)
     for first in range(0, longest, each := clients.at_once):
         requests = [
             request
-            for run, evaluated, states, server in evaluations.values()
-            for request in run.evaluation(evaluated[first : first + each], states, server)
+            for run, who, since, server in evaluations.values()
+            for request in run.evaluation(who[first : first + each], since, server)
         ]
         for score in clients.evaluate(requests, modes):
             tested = clients.roster(score.run)[score.client].test
@@ -309,7 +325,7 @@ def run_in_step(clients: Clients, runs: Sequence[Federation], on_round: OnRound 
         return [run for run in runs if run.number not in done]
 
     try:
-        clients.foresee({run.number: run.who for run in runs}, {run.number: run.now.states for run in runs})
+        clients.foresee({run.number: run.who for run in runs}, {run.number: run.now.last_round for run in runs})
         while left := [run for run in going() if run.now.rounds < run.recipe.rounds]:
             # A resumed run that is ahead waits for the others, and they continue together.
             behind = min(run.now.rounds for run in left)
@@ -326,8 +342,8 @@ def run_in_step(clients: Clients, runs: Sequence[Federation], on_round: OnRound 
                 on_round(_mean_record(records))
         for run in going():
             if run.folder:
-                run.folder.save_last(run.now)
-        last = {run.number: (run, run.everyone, run.now.states, run.now.server) for run in going()}
+                run.folder.save_last(run.now, run.save_states)
+        last = {run.number: Evaluation(run, run.everyone, run.now.last_round, run.now.server) for run in going()}
         final = evaluate(clients, last, runs[0].method.modes)
         done |= {run.number: run.finish(final[run.number]) for run in going()}
     except KeyboardInterrupt:
@@ -347,15 +363,15 @@ def _diverged(answered: Mapping[int, Sequence[Reply]], round_: Round) -> dict[in
     return found
 
 
-def _means(accuracy: Accuracies, clients: Iterable[int]) -> Means:
-    """The unweighted mean over these clients, by view and mode."""
+def _means(accuracy: Accuracies, clients: Iterable[int]) -> Means | None:
+    """The unweighted mean over these clients, by view and mode, as far as they were evaluated."""
     chosen = set(clients)
-    return Means.model_validate(
-        {
-            view: {mode: summaries.mean(of[k] for k in of if k in chosen) for mode, of in modes.items()}
-            for view, modes in accuracy.items()
-        }
-    )
+    means = {
+        view: {mode: summaries.mean(values) for mode, of in modes.items() if (values := [of[k] for k in of if k in chosen])}
+        for view, modes in accuracy.items()
+    }
+    measured = {view: by_mode for view, by_mode in means.items() if by_mode}
+    return Means.model_validate(measured) if measured else None
 
 
 def _each_once(*names: str) -> tuple[str, ...]:

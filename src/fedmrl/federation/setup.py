@@ -188,14 +188,14 @@ def _try_out(setting: Setting, client: int, samples: int, when: str = "") -> Non
             raise UserError(f"{label} has nothing that can be trained: all of it is frozen; leave one layer trainable")
 
 
-def schedule(recipe: Recipe, clients: int | None = None) -> Schedule:
-    """The clients of each round: sampled from `clients` (default: the recipe's number), or read from the recipe's file."""
-    clients = recipe.clients if clients is None else clients
+def schedule(recipe: Recipe, clients: Sequence[int] | None = None) -> Schedule:
+    """The clients of each round: sampled from `clients` (default: the recipe's), or read from the recipe's file."""
+    clients = range(recipe.clients) if clients is None else clients
     if isinstance(recipe.participation, str):
         return _given(recipe, user_path(recipe.participation, "participation"))
-    count = max(1, round(recipe.participation * clients))
-    if count == clients:  # all rounds share one list, as copies would fill memory
-        return [list(range(count))] * recipe.rounds
+    count = max(1, round(recipe.participation * len(clients)))
+    if count == len(clients):  # all rounds share one list, as copies would fill memory
+        return [sorted(clients)] * recipe.rounds
     return [
         np.sort(generator(recipe.seed, "sampling", r).choice(clients, count, replace=False)).tolist()
         for r in range(recipe.rounds)

@@ -3,15 +3,16 @@
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from fedmrl.data.partition import split_json
 from fedmrl.engines import EngineChoice, Member, Setting, Trained, Turn, engine_for
 from fedmrl.errors import UserError
-from fedmrl.federation.clients import Clients, Enrolled, Reply, Request, Roster, Score, State
+from fedmrl.federation.clients import Clients, Enrolled, NoReply, Reply, Request, Roster, Score, Since, StateFile
 from fedmrl.federation.initial_weights import InitialNets
 from fedmrl.federation.setup import check_member
-from fedmrl.federation.store import DeviceStore, Kept, Store
+from fedmrl.federation.store import AnyStore, DeviceStore
 from fedmrl.messages import Tensors, copy, sha256, size
 from fedmrl.methods import Round
 from fedmrl.metrics.flops import FlopCounter
@@ -28,7 +29,7 @@ class SimulatedClients(Clients):
         self,
         settings: Sequence[Setting],
         engine: EngineChoice = "reference",
-        stores: Sequence[Store] | None = None,
+        stores: Sequence[AnyStore] | None = None,
         tell: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._choice, self._tell = engine, tell
@@ -65,8 +66,8 @@ class SimulatedClients(Clients):
             order = dict.fromkeys([*(k for clients in of_run for k in clients), *self._runs[run].setting.members])
             self._runs[run].draw_initial([k for k in order if k not in begun[run]], ahead)
 
-    def train(self, round_: Round, requests: Sequence[Request], upcoming: Sequence[Request] = ()) -> list[Reply]:
-        """See `Clients`."""
+    def train(self, round_: Round, requests: Sequence[Request], upcoming: Sequence[Request] = ()) -> list[Reply | NoReply]:
+        """See `Clients`; simulated clients always reply."""
         turns = [self._turn(request) for request in requests]
         then = [Turn(r.client, {}, None, r.earlier, r.run) for r in upcoming]
         trained = self.engine.train(round_, turns, then)
@@ -79,30 +80,37 @@ class SimulatedClients(Clients):
         return [Score(turn.client, correct, turn.run) for turn, correct in zip(turns, counts, strict=True)]
 
     def _turn(self, request: Request) -> Turn:
-        state = self.state(request.client, request.state, request.run)
+        state = self.state(request.client, request.since, request.run)
         return Turn(request.client, state, request.content, request.earlier, request.run)
 
     def _reply(self, round_: Round, turn: Turn, trained: Trained) -> Reply:
         run = self._runs[turn.run]
-        kept = None  # a diverged state is dropped, unless the check would wait for the device
-        if self.runs_ahead or not trained.broken:
-            kept = run.store.keep(turn.client, round_.index + 1, trained.state)
-            run.unjoined.pop(turn.client, None)
+        if self.runs_ahead or not trained.broken:  # a diverged state is dropped, unless the check would wait for the device
+            run.store.keep(turn.client, round_.index, trained.state)
         flops = run.flops.of_round(turn.client, turn.earlier)
-        return Reply(turn.client, kept, trained.upload, trained.told, flops, turn.run)
+        return Reply(turn.client, trained.upload, trained.told, flops, turn.run)
 
-    def state(self, client: int, state: State | None = None, run: int = 0) -> Tensors:
-        """A client's state by its handle, or its initial state."""
-        return self._runs[run].load(client, state)
+    def state(self, client: int, since: int | None = None, run: int = 0) -> Tensors:
+        """A client's state after a round, or its initial state."""
+        return self._runs[run].load(client, since)
 
-    def release(self, run: int, state: State) -> None:
+    def confirm(self, run: int, since: Since) -> None:
         """See `Clients`."""
-        self._runs[run].store.forget(state)
+        for client, round_ in since.items():
+            self._runs[run].store.drop_others(client, round_)
 
-    def digest(self, run: int, server: Tensors, states: Mapping[int, State]) -> str:
+    def save(self, run: int, since: Since, folder: Path) -> Mapping[int, StateFile]:
+        """See `Clients`."""
+        return self._runs[run].store.save(since, folder)
+
+    def restore(self, run: int, since: Since, files: Mapping[int, StateFile]) -> None:
+        """See `Clients`."""
+        self._runs[run].restore(since, files)
+
+    def digest(self, run: int, server: Tensors, since: Since) -> str:
         """See `Clients`; leaves out clients that never took part, whose states follow from the seed."""
         load = self._runs[run].store.load
-        return sha256([server, *(load(states[client]) for client in sorted(states))])
+        return sha256([server, *(load(client, since[client]) for client in sorted(since))])
 
     def facts(self, run: int) -> dict[str, Any]:
         """See `Clients`."""
@@ -114,10 +122,6 @@ class SimulatedClients(Clients):
             "class_names": list(data.classes),
             "split_sha256": split_digest(split, len(setting.members)),
         }
-
-    def check(self, states: Mapping[int, State], run: int = 0) -> None:
-        """Raises `UserError` if states from a checkpoint do not fit the clients' models."""
-        self._runs[run].check(states)
 
     def join(self, member: Member, run: int = 0) -> int:
         """Adds a client to a run between two rounds and returns its number, the next one."""
@@ -136,11 +140,9 @@ class SimulatedClients(Clients):
 class _Run:
     """The clients of one run."""
 
-    def __init__(self, setting: Setting, store: Store) -> None:
+    def __init__(self, setting: Setting, store: AnyStore) -> None:
         self.setting, self.store = setting, store
         self.flops = FlopCounter(setting)
-        self.unjoined: dict[int, Kept] = {}
-        """Initial states, as far as drawn, of clients that have not taken part yet."""
         self._start = setting.server_start()
         self._initial = InitialNets(setting, (), ahead=False)
         self.roster = {client: _enrolled(setting, client) for client in setting.members}
@@ -162,29 +164,29 @@ class _Run:
         self._initial.close()
         self._initial = InitialNets(self.setting, clients, ahead)
 
-    def load(self, client: int, state: Kept | None) -> Tensors:
-        """A state on the device; without one, the client's initial weights with the server's initial shared part."""
-        if state is not None:
-            return self.store.load(state)
-        if client in self.unjoined:
-            return self.store.load(self.unjoined[client])
+    def load(self, client: int, since: int | None) -> Tensors:
+        """A state on the device; the initial one is the client's initial weights with the server's initial shared part."""
+        if since is not None or self.store.has(client, None):
+            return self.store.load(client, since)
         net = self._initial.take(client)
         method = self.setting.method
         method.receive(net, method.answer(self._start, client, None))
         initial = copy(net.state_dict())
         if self.store.where != "disk":  # writing it would take as long as drawing it again
-            self.unjoined[client] = self.store.keep(client, 0, initial)
+            self.store.keep(client, None, initial)
         return initial
 
-    def check(self, states: Mapping[int, Kept]) -> None:
+    def restore(self, since: Since, files: Mapping[int, StateFile]) -> None:
         shapes: dict[ModelSpec, dict[str, list[int]]] = {}
-        for client, kept in states.items():
-            if client not in self.setting.members:
-                raise UserError(f"the checkpoint is damaged (there is no client {client}); start again in another folder")
+        for client, round_ in since.items():
+            if client not in self.setting.members or client not in files:
+                what = "there is no client" if client in files else "it has no state of client"
+                raise UserError(f"the checkpoint is damaged ({what} {client})")
+            self.store.restore(client, round_, files[client])
             spec = self.setting.members[client].model
             if spec not in shapes:
                 shapes[spec] = {name: list(t.shape) for name, t in self.setting.fresh_net(client).state_dict().items()}
-            if self.store.shapes(kept) != shapes[spec]:
+            if self.store.shapes(client, round_) != shapes[spec]:
                 raise UserError(
                     f"client {client}'s state in the checkpoint does not fit its model ({spec.label}); "
                     "resume with the models that the run was started with"

@@ -2,10 +2,11 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Generic, Literal, TypeVar, cast
 
 import torch
 from safetensors import safe_open
@@ -13,6 +14,7 @@ from safetensors.torch import load, load_file, save
 
 from fedmrl.engines import Setting
 from fedmrl.errors import UserError
+from fedmrl.federation.clients import Since, StateFile
 from fedmrl.files import check_sha256, replacing, sha256_of
 from fedmrl.memory import format_bytes, free_bytes
 from fedmrl.messages import Tensors, size
@@ -20,94 +22,115 @@ from fedmrl.messages import Tensors, size
 Place = Literal["device", "host", "disk"]
 
 
-@dataclass(frozen=True)
-class StateFile:
-    """A file that holds a state, and its SHA-256 (empty if written by an older version)."""
-
-    path: Path
-    sha256: str
-
-
-Kept = Tensors | StateFile
+_SHARE = 0.4  # share of the memory free at the start that states may take
+_AT_ONCE = 8  # files written in parallel
+Kept = TypeVar("Kept", Tensors, StateFile)
 """A state as a store keeps it: its tensors, or the file that holds them."""
 
-_SHARE = 0.4  # share of the memory free at the start that states may take
 
-
-class Store(ABC):
-    """Keeps clients' states between their rounds."""
+class Store(ABC, Generic[Kept]):
+    """Keeps clients' states, each by its client and the round after which it was kept (None: the initial state)."""
 
     where: ClassVar[str]
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self._kept: dict[int, dict[int | None, Kept]] = {}
+        self._files: dict[int, tuple[int, StateFile]] = {}
+        """Each client's file in the checkpoint, with the round of its state."""
+
+    def keep(self, client: int, since: int | None, state: Tensors) -> None:
+        """Stores a client's state after a round."""
+        self._kept.setdefault(client, {})[since] = self._stored(client, since, state)
+
+    def has(self, client: int, since: int | None) -> bool:
+        """Whether this state is stored."""
+        return since in self._kept.get(client, {})
+
+    def load(self, client: int, since: int | None) -> Tensors:
+        """The state, on the device."""
+        return self._loaded(self._kept[client][since])
+
+    def shapes(self, client: int, since: int | None) -> dict[str, list[int]]:
+        """The shapes of the state's tensors."""
+        return {name: list(tensor.shape) for name, tensor in self.load(client, since).items()}
+
+    def drop_others(self, client: int, since: int | None) -> None:
+        """Drops all states of a client but one."""
+        states = self._kept.get(client, {})
+        for other in [other for other in states if other != since]:
+            self._drop(states.pop(other))
+
+    def restore(self, client: int, since: int, file: StateFile) -> None:
+        """Takes over a state from a checkpoint's file, after checking its SHA-256."""
+        self._kept[client], self._files[client] = {since: self._restored(file)}, (since, file)
+
+    def save(self, since: Since, folder: Path) -> Mapping[int, StateFile]:
+        """Writes the states after these rounds into the checkpoint's folder, as far as they are not there yet."""
+
+        def file_of(client: int) -> StateFile:
+            known, round_ = self._files.get(client), since[client]
+            return known[1] if known and known[0] == round_ else self._saved(client, round_, folder)
+
+        with ThreadPoolExecutor(_AT_ONCE) as pool:  # fsync is slow, and runs in parallel
+            files = dict(zip(since, pool.map(file_of, since), strict=True))
+        self._files = {client: (since[client], file) for client, file in files.items()}
+        return files
+
+    def close(self) -> None:
+        """Frees resources when the run is over."""
 
     @abstractmethod
-    def keep(self, client: int, rounds: int, state: Tensors) -> Kept:
-        """Stores a client's state after the given number of rounds."""
+    def _stored(self, client: int, since: int | None, state: Tensors) -> Kept:
+        """The state as this store keeps it."""
 
     @abstractmethod
-    def load(self, kept: Kept) -> Tensors:
+    def _loaded(self, kept: Kept) -> Tensors:
         """The state, on the device."""
 
     @abstractmethod
-    def restore(self, file: StateFile) -> Kept:
-        """Reads a state from a checkpoint's file, after checking its SHA-256."""
+    def _restored(self, file: StateFile) -> Kept:
+        """Reads a file, after checking its SHA-256."""
 
-    @abstractmethod
-    def shapes(self, kept: Kept) -> dict[str, list[int]]:
-        """The shapes of the state's tensors."""
+    def _saved(self, client: int, since: int, folder: Path) -> StateFile:
+        """Writes a state into the checkpoint's folder."""
+        return write_state(self.load(client, since), folder / file_name(client, since))
 
-    def forget(self, kept: Kept) -> None:  # noqa: B027, an optional hook
-        """Drops a state that a newer one has replaced."""
-
-    def close(self) -> None:  # noqa: B027
-        """Frees resources when the run is over."""
+    def _drop(self, kept: Kept) -> None:
+        """Called with each state that is dropped."""
 
 
-class DeviceStore(Store):
+class DeviceStore(Store[Tensors]):
     """Keeps states on the device."""
 
     where: ClassVar[str] = "device"
 
-    def keep(self, client: int, rounds: int, state: Tensors) -> Kept:
-        """See `Store`."""
+    def _stored(self, client: int, since: int | None, state: Tensors) -> Tensors:
         return state
 
-    def load(self, kept: Kept) -> Tensors:
-        """See `Store`."""
-        assert isinstance(kept, dict)
+    def _loaded(self, kept: Tensors) -> Tensors:
         return kept
 
-    def restore(self, file: StateFile) -> Kept:
-        """See `Store`."""
+    def _restored(self, file: StateFile) -> Tensors:
         return read_state(file, self.device)
 
-    def shapes(self, kept: Kept) -> dict[str, list[int]]:
-        """See `Store`."""
-        return {name: list(tensor.shape) for name, tensor in self.load(kept).items()}
 
-
-class HostStore(DeviceStore):
+class HostStore(Store[Tensors]):
     """Keeps states in the host's memory."""
 
     where: ClassVar[str] = "host"
 
-    def keep(self, client: int, rounds: int, state: Tensors) -> Kept:
-        """See `Store`."""
+    def _stored(self, client: int, since: int | None, state: Tensors) -> Tensors:
         return {name: tensor.to("cpu") for name, tensor in state.items()}
 
-    def load(self, kept: Kept) -> Tensors:
-        """See `Store`."""
-        assert isinstance(kept, dict)
+    def _loaded(self, kept: Tensors) -> Tensors:
         return {name: tensor.to(self.device, copy=True) for name, tensor in kept.items()}
 
-    def restore(self, file: StateFile) -> Kept:
-        """See `Store`."""
+    def _restored(self, file: StateFile) -> Tensors:
         return read_state(file, torch.device("cpu"))
 
 
-class DiskStore(Store):
+class DiskStore(Store[StateFile]):
     """Keeps each state as a safetensors file, in the run's checkpoint if there is one."""
 
     where: ClassVar[str] = "disk"
@@ -117,37 +140,34 @@ class DiskStore(Store):
         self._own = TemporaryDirectory(prefix="fedmrl-") if folder is None else None
         self.folder = Path(self._own.name) if self._own else folder or Path()
 
-    def keep(self, client: int, rounds: int, state: Tensors) -> Kept:
-        """See `Store`."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        return write_state(state, self.folder / file_name(client, rounds))
-
-    def load(self, kept: Kept) -> Tensors:
-        """See `Store`."""
-        assert isinstance(kept, StateFile)
-        return load_file(kept.path, device=str(self.device))
-
-    def restore(self, file: StateFile) -> Kept:
-        """See `Store`; the file stays where it is."""
-        check_sha256(file.path, sha256_of(file.path), file.sha256)
-        with safe_open(file.path, "pt"):
-            return file
-
-    def shapes(self, kept: Kept) -> dict[str, list[int]]:
-        """See `Store`."""
-        assert isinstance(kept, StateFile)
-        with safe_open(kept.path, "pt") as file:
+    def shapes(self, client: int, since: int | None) -> dict[str, list[int]]:
+        """See `Store`; reads the file's header only."""
+        with safe_open(self._kept[client][since].path, "pt") as file:
             return {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118, not a dict
-
-    def forget(self, kept: Kept) -> None:
-        """See `Store`; in a run's folder, `Checkpoint` deletes the file."""
-        if self._own and isinstance(kept, StateFile):
-            kept.path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """See `Store`; files outside a run's folder are deleted."""
         if self._own:
             self._own.cleanup()
+
+    def _stored(self, client: int, since: int | None, state: Tensors) -> StateFile:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return write_state(state, self.folder / file_name(client, since))
+
+    def _loaded(self, kept: StateFile) -> Tensors:
+        return load_file(kept.path, device=str(self.device))
+
+    def _restored(self, file: StateFile) -> StateFile:
+        check_sha256(file.path, sha256_of(file.path), file.sha256)
+        with safe_open(file.path, "pt"):
+            return file
+
+    def _saved(self, client: int, since: int, folder: Path) -> StateFile:
+        return self._kept[client][since]  # it is in the checkpoint's folder
+
+    def _drop(self, kept: StateFile) -> None:
+        if self._own:  # in a run's folder, `Checkpoint` deletes files, once no checkpoint lists them
+            kept.path.unlink(missing_ok=True)
 
 
 def write_state(state: Tensors, path: Path) -> StateFile:
@@ -165,9 +185,9 @@ def read_state(file: StateFile, device: torch.device) -> Tensors:
     return {name: tensor.to(device, copy=True) for name, tensor in load(content).items()}
 
 
-def file_name(client: int, rounds: int) -> str:
-    """The file name of a client's state after the given number of rounds."""
-    return f"client-{client:05d}-round-{rounds:05d}.safetensors"
+def file_name(client: int, since: int | None) -> str:
+    """The file name of a client's state after a round; rounds count from 1 in it, and 0 is the initial state."""
+    return f"client-{client:05d}-round-{0 if since is None else since + 1:05d}.safetensors"
 
 
 def check_store(where: str) -> None:
@@ -192,7 +212,10 @@ def choose(where: str, setting: Setting, clients: int) -> tuple[Place, str]:
     return cast(Place, where), line
 
 
-def make_store(where: Place, device: torch.device, checkpoint: Path | None) -> Store:
+AnyStore = Store[Tensors] | Store[StateFile]
+
+
+def make_store(where: Place, device: torch.device, checkpoint: Path | None) -> AnyStore:
     """Creates a store; on disk it writes into the run's checkpoint, if there is one."""
     if where == "disk":
         return DiskStore(device, checkpoint)

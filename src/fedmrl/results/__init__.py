@@ -3,7 +3,7 @@
 from fedmrl.results.accuracy import WHOSE, Accuracy, ByMode, ByView, LastAndBest, Means, RoundAccuracy, Scores, View, Whose
 from fedmrl.results.costs import Target, cost_to_target
 from fedmrl.results.protocols import PROTOCOLS, SHORT, Protocol, counted
-from fedmrl.results.record import Record, Sent, curve, read_records
+from fedmrl.results.record import LeftOut, Record, Sent, curve, read_records
 from fedmrl.results.result import (
     ClientResult,
     ClientResults,
@@ -33,6 +33,7 @@ __all__ = [
     "DivergedRun",
     "Divergence",
     "LastAndBest",
+    "LeftOut",
     "Means",
     "Outcome",
     "Protocol",

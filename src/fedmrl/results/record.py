@@ -17,6 +17,13 @@ class Sent(Part):
     bytes: int
 
 
+class LeftOut(Part):
+    """A client that was asked and whose reply does not count."""
+
+    client: int
+    reason: str
+
+
 class Record(Part):
     """What happened in a round."""
 
@@ -26,6 +33,8 @@ class Record(Part):
     """The clients that the server asked; None in runs of version 0.1."""
     participants: list[int]
     """The clients that replied."""
+    left_out: list[LeftOut] = Field(default_factory=list)
+    """The clients whose replies do not count, with the reasons; those that sent none at all are only in `asked`."""
     loss: float | None
     """The mean over the participants; None if no client replied."""
     accuracy: RoundAccuracy
@@ -43,7 +52,8 @@ class Record(Part):
 
     def plain(self) -> dict[str, Any]:
         """Plain data, as written to `rounds.jsonl`."""
-        return self.model_dump(mode="json", exclude_none=True) | {"loss": self.loss}
+        without = set() if self.left_out else {"left_out"}
+        return self.model_dump(mode="json", exclude_none=True, exclude=without) | {"loss": self.loss}
 
 
 def read_records(path: Path) -> list[Record]:
@@ -54,5 +64,5 @@ def read_records(path: Path) -> list[Record]:
 def curve(records: Sequence[Record], whose: Whose, view: str, mode: str) -> Iterator[tuple[int, float]]:
     """Round and accuracy, for each round that measured this accuracy."""
     for record in records:
-        if (means := record.accuracy[whose]) is not None:
-            yield record.round, means[view][mode]
+        if (means := record.accuracy[whose]) is not None and (by_mode := means.get(view)) is not None:
+            yield record.round, by_mode[mode]
