@@ -1,11 +1,15 @@
-"""Messages between clients and server, and their sizes."""
+"""Messages between clients and server: their sizes, and the form that each method's messages have."""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from fedmrl.errors import UserError
 
 Tensors = dict[str, Tensor]
 
@@ -80,3 +84,101 @@ def write(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
             chosen = [(target, value) for target, value, is_plain in zip(into, values, plain, strict=True) if is_plain is kind]
             if chosen:
                 torch._foreach_copy_([target for target, _ in chosen], [value for _, value in chosen])
+
+
+class UpTo(NamedTuple):
+    """A size that the sender of a message chooses, from 1 to `most`; equal wherever its name occurs in a choice."""
+
+    name: str
+    most: int
+
+
+@dataclass(frozen=True)
+class TensorForm:
+    """The shape and type that a tensor of a message must have."""
+
+    shape: tuple[int | UpTo, ...]
+    dtype: torch.dtype
+    below: int | None = None
+    """Its values must be whole numbers from 0 to below this one, each once."""
+
+    @property
+    def sizes(self) -> list[int | str]:
+        """The shape for readers, as in `[500, "rank ≤ 9"]`."""
+        return [f"{size.name} ≤ {size.most}" if isinstance(size, UpTo) else size for size in self.shape]
+
+
+Choice = Mapping[str, TensorForm]
+"""Tensors that come together, by name; `*` in a name is the index of a round."""
+
+MessageForm = Sequence[Sequence[Choice]]
+"""The form of a message: of each group it has the tensors of exactly one choice, which may be none."""
+
+
+def form_of(content: Mapping[str, Tensor]) -> Choice:
+    """The form of tensors that always come with these names, shapes and types."""
+    return {name: TensorForm(tuple(tensor.shape), tensor.dtype) for name, tensor in content.items()}
+
+
+def check_form(content: Mapping[str, Tensor], form: MessageForm) -> None:
+    """Raises `UserError` unless the content has this form; the sentence begins with "it".
+
+    >>> check_form({"w": torch.zeros(3)}, [[{"w": TensorForm((2,), torch.float32)}]])
+    Traceback (most recent call last):
+    fedmrl.errors.UserError: it has w of shape [3], expected [2]
+    """
+    left = dict(content)
+    for group in form:
+        for choices in _by_round(group, left):
+            names = {name for choice in choices for name in choice}
+            present = {name: left.pop(name) for name in names & left.keys()}
+            chosen = next((choice for choice in choices if choice.keys() == present.keys()), None)
+            if chosen is None:
+                raise UserError(_missing(choices, present))
+            _check_choice(present, chosen)
+    if left:
+        raise UserError(f"it has {min(left)[:80]!r}, which is no part of this method's messages")
+
+
+def _by_round(group: Sequence[Choice], content: Iterable[str]) -> Iterator[Sequence[Choice]]:
+    """The group; if its names have a `*`, once for each round in the content."""
+    starred = {name for choice in group for name in choice if "*" in name}
+    if not starred:
+        yield group
+        return
+    patterns = [re.compile(re.escape(name).replace(r"\*", r"(0|[1-9][0-9]{0,8})")) for name in starred]
+    rounds = {found[1] for name in content for pattern in patterns if (found := pattern.fullmatch(name))}
+    for index in sorted(rounds, key=int):
+        yield [{name.replace("*", index): form for name, form in choice.items()} for choice in group]
+
+
+def _missing(choices: Sequence[Choice], present: Mapping[str, Tensor]) -> str:
+    nearest = max(choices, key=lambda choice: len(choice.keys() & present.keys()))
+    if missing := nearest.keys() - present.keys():
+        return f"it lacks {min(missing)}"
+    return f"it has {min(present.keys() - nearest.keys())}, which does not go with the rest"
+
+
+def _check_choice(present: Mapping[str, Tensor], chosen: Choice) -> None:
+    sizes: dict[UpTo, int] = {}
+    for name, form in chosen.items():
+        tensor = present[name]
+        expected = list(form.shape)
+        if tensor.ndim == len(expected):
+            for axis, size in enumerate(form.shape):
+                if isinstance(size, UpTo):
+                    found = sizes.setdefault(size, tensor.shape[axis])
+                    expected[axis] = found if 1 <= found <= size.most else size
+        if list(tensor.shape) != expected:
+            wanted = [f"1 to {size.most}" if isinstance(size, UpTo) else size for size in expected]
+            raise UserError(f"it has {name} of shape {list(tensor.shape)}, expected {wanted}")
+        if tensor.dtype != form.dtype:
+            raise UserError(f"it has {name} as {_short(tensor.dtype)}, expected {_short(form.dtype)}")
+        if form.below is not None:
+            values = tensor.flatten().tolist()
+            if len(set(values)) < len(values) or not all(0 <= value < form.below for value in values):
+                raise UserError(f"it has {name} with values that are not from 0 to {form.below - 1}, each once")
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

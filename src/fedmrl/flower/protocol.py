@@ -30,10 +30,12 @@ def new_id() -> str:
     return secrets.token_hex(16)
 
 
-class Message(BaseModel):
-    """A message as plain data."""
-
+class _Plain(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Message(_Plain):
+    """A message as plain data."""
 
     id: MessageId = Field(default_factory=new_id)
     """Of a request, random; its reply has the same."""
@@ -73,10 +75,9 @@ class Evaluate(Message):
     modes: Annotated[list[str], Field(min_length=1, max_length=16)]
 
 
-class TravellingTensor(Message):
-    """A tensor that an upload may have: a size that is text is chosen by the client, as in `rank ≤ 9`."""
+class TravellingTensor(_Plain):
+    """A tensor that an upload may have; a size that is text is chosen by the client, as in `rank ≤ 9`."""
 
-    id: Literal[""] = ""
     shape: list[int | str]
     dtype: str
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fedmrl.aggregation import MEAN, Aggregation, combine
 from fedmrl.errors import UserError
-from fedmrl.messages import Tensors, Upload, copy, write
+from fedmrl.messages import MessageForm, Tensors, Upload, copy, form_of, write
 from fedmrl.models import SharedSpec, Split
 from fedmrl.table import Named
 from fedmrl.training import Phase, Sums, Training
@@ -172,6 +172,19 @@ class Method(Named, ABC):
     def check(self, clients: Sequence[Split], labels: Sequence[str]) -> None:
         """Raises `UserError` for local models that the method does not support; `labels` has each client's label."""
 
+    # ---- what travels ----
+
+    def upload_form(self, common: Common, start: Tensors, dtype: torch.dtype) -> MessageForm:
+        """The form of an upload, where `start` is the server's initial state; by default nothing leaves a client.
+
+        Messages that do not have the method's form are refused in federations over a network.
+        """
+        return ()
+
+    def answer_form(self, common: Common, start: Tensors, dtype: torch.dtype) -> MessageForm:
+        """The form of what the server sends; by default that of an upload."""
+        return self.upload_form(common, start, dtype)
+
     # ---- the client's side ----
 
     def build(self, local: Split, task: Task) -> ClientNet:
@@ -233,6 +246,10 @@ class WeightSharing(Method, ABC):
     weighting: Literal["samples", "uniform"] = Field(
         "samples", description="weights of uploads: by training samples (n_k/n), or uniform"
     )
+
+    def upload_form(self, common: Common, start: Tensors, dtype: torch.dtype) -> MessageForm:
+        """The shared part, whole."""
+        return [[form_of(start)]]
 
     def shared(self, net: ClientNet) -> Tensors:
         """The shared tensors of the net, not copied."""

@@ -10,7 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedmrl.messages import Tensors, Upload
+from fedmrl.messages import Choice, Tensors, TensorForm, Upload, UpTo
+
+
+def rows_form(what: str, width: int | UpTo, classes: int, dtype: torch.dtype, counts: bool) -> Choice:
+    """The form of a message that has rows."""
+    rows = UpTo("classes", classes)
+    form = {"classes": TensorForm((rows,), torch.int64, below=classes), what: TensorForm((rows, width), dtype)}
+    return form | ({"counts": TensorForm((rows,), dtype)} if counts else {})
 
 
 def keep_uploads(server: Mapping[str, Tensor], uploads: Sequence[Upload], what: str) -> Tensors:

@@ -9,9 +9,9 @@ from pydantic import Field
 from torch import Tensor
 
 from fedmrl.aggregation import MEAN, Aggregation
-from fedmrl.messages import Tensors, Upload
-from fedmrl.methods.base import Batch, ClientNet, Method, Round, Task, cross_entropy
-from fedmrl.methods.by_class import keep_uploads, means, weighted_rows, write_rows
+from fedmrl.messages import MessageForm, Tensors, Upload
+from fedmrl.methods.base import Batch, ClientNet, Common, Method, Round, Task, cross_entropy
+from fedmrl.methods.by_class import keep_uploads, means, rows_form, weighted_rows, write_rows
 from fedmrl.models import Split
 from fedmrl.training import Sums
 
@@ -27,6 +27,14 @@ class FD(Method):
     keep: Literal["latest", "round"] = Field(
         "latest", description="the server averages each client's latest upload, or the last round's only"
     )
+
+    def upload_form(self, common: Common, start: Tensors, dtype: torch.dtype) -> MessageForm:
+        """A row of outputs for each class that the client has."""
+        return [[rows_form("outputs", common.classes, common.classes, dtype, counts=False)]]
+
+    def answer_form(self, common: Common, start: Tensors, dtype: torch.dtype) -> MessageForm:
+        """A row of outputs for each class that others have; nothing, if there are none yet."""
+        return [[{}, *self.upload_form(common, start, dtype)[0]]]
 
     def build(self, local: Split, task: Task) -> ClientNet:
         """Local, with the last received targets."""

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedmrl.aggregation import MEAN, Aggregation
-from fedmrl.messages import Size, Tensors, Upload, copy, size
+from fedmrl.messages import Choice, MessageForm, Size, Tensors, TensorForm, Upload, UpTo, copy, form_of, size
 from fedmrl.methods.base import Batch, ClientNet, Common, Round, Task, WeightSharing, cross_entropy, divergence, load, pick
 from fedmrl.models import Split
 from fedmrl.training import Sums
@@ -34,6 +34,18 @@ class FedKD(WeightSharing):
     def modes(self) -> tuple[str, ...]:
         """The client's own model predicts; the small one is recorded, too."""
         return ("local", "small")
+
+    def upload_form(self, common: Common, start: Tensors, dtype: torch.dtype) -> MessageForm:
+        """Of each tensor of small its change: whole, or as factors if these are smaller, or nothing."""
+        return [factored_form(name, tensor) for name, tensor in pick(start, ["small"]).items()]
+
+    def answer_form(self, common: Common, start: Tensors, dtype: torch.dtype) -> MessageForm:
+        """The whole small model, or the changes that the client missed, by round."""
+        of_round = [
+            [{f"answer/*/{name}": form for name, form in choice.items()} for choice in group]
+            for group in self.upload_form(common, start, dtype)
+        ]
+        return [[{}, form_of(pick(start, ["small"]))], *of_round]
 
     def build(self, local: Split, task: Task) -> ClientNet:
         """Local, small, W_h (`bridge`) between their representations, and small before local training."""
@@ -136,6 +148,18 @@ def factored(updates: Sequence[Mapping[str, Tensor]], energy: float) -> list[Ten
             else:
                 contents[k][name] = updates[k][name].clone()
     return contents
+
+
+def factored_form(name: str, tensor: Tensor) -> list[Choice]:
+    """The forms in which `factored` sends a tensor's change."""
+    whole = form_of({name: tensor})
+    if tensor.ndim < 2:
+        return [whole]
+    rows, columns = tensor.flatten(1).shape
+    rank = UpTo("rank", (rows * columns - 1) // (rows + columns + 1))
+    shapes: dict[str, tuple[int | UpTo, ...]] = {"u": (rows, rank), "s": (rank,), "v": (rank, columns)}
+    factors = {f"{name}:{part}": TensorForm(shape, tensor.dtype) for part, shape in shapes.items()}
+    return [{}, whole, *([factors] if rank.most else [])]
 
 
 def singular_values(matrices: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fedmrl.aggregation import MEAN, Aggregation
 from fedmrl.errors import UserError
-from fedmrl.messages import Tensors, Upload
-from fedmrl.methods.base import Batch, ClientNet, Method, Round, Task, cross_entropy
-from fedmrl.methods.by_class import keep_uploads, means, write_rows
+from fedmrl.messages import MessageForm, Tensors, Upload, UpTo
+from fedmrl.methods.base import Batch, ClientNet, Common, Method, Round, Task, cross_entropy
+from fedmrl.methods.by_class import keep_uploads, means, rows_form, write_rows
 from fedmrl.models import Split
 from fedmrl.training import Phase, Sums, Training
 
@@ -50,6 +50,16 @@ class FedProto(Method):
                     f"fedproto averages representations, and client 0 ({labels[0]}) has {clients[0].dim} dimensions where "
                     f"client {client} ({labels[client]}) has {model.dim}; give all models the same"
                 )
+
+    def upload_form(self, common: Common, start: Tensors, dtype: torch.dtype) -> MessageForm:
+        """A prototype for each class that the client has, with counts if weighted by samples."""
+        width = common.header.dim if common.header else UpTo("dimensions", 2**20)
+        return [[rows_form("prototypes", width, common.classes, dtype, counts=self.weighting == "samples")]]
+
+    def answer_form(self, common: Common, start: Tensors, dtype: torch.dtype) -> MessageForm:
+        """A prototype for each class that somebody has; nothing, if there are none yet."""
+        uploaded = self.upload_form(common, start, dtype)[0][0]
+        return [[{}, {name: form for name, form in uploaded.items() if name != "counts"}]]
 
     def build(self, local: Split, task: Task) -> ClientNet:
         """Local, with the last received prototypes and a mask of the client's classes."""
