@@ -266,9 +266,28 @@ class Given(DataSource):
         )
 
 
+class AtClients(DataSource):
+    """Data that each client keeps; the recipe has only what all know of it."""
+
+    name: ClassVar[str] = "at-clients"
+
+    shape: list[Annotated[int, Field(ge=1)]] = Field([], description="the shape of one sample")
+    classes: list[str] = Field([], description="the classes' names")
+
+    @property
+    def title(self) -> str:
+        """The name in tables and figures."""
+        return "the clients' own data"
+
+    def read(self) -> Samples:
+        """Raises `UserError`, as the data is elsewhere."""
+        raise UserError("this recipe's data is at the clients; run it with them, by 'fedmrl federation run'")
+
+
 for _source in (Digits, Arrays):
     SOURCES.add(_source.name, _source, module=__name__)
-SOURCES.add(Given.name, Given, module=__name__, listed=False)
+for _elsewhere in (Given, AtClients):
+    SOURCES.add(_elsewhere.name, _elsewhere, module=__name__, listed=False)
 
 
 def source_of(data: Dataset) -> DataSource:

@@ -214,3 +214,14 @@ def _given(recipe: Recipe, path: Path) -> Schedule:
                 f"{path}: round {number}'s entry must list at least one client, each once, from 0 to {recipe.clients - 1}"
             )
     return [sorted(clients) for clients in rounds[: recipe.rounds]]
+
+
+def terms_elsewhere(recipe: Recipe, shape: Sequence[int], classes: Sequence[str]) -> Terms:
+    """What a server that has no client's data or model knows before the first round."""
+    if recipe.models.shared is None:
+        raise UserError("models.small is 'auto', and a server that does not see clients' models cannot choose it; name it")
+    x, ones = np.zeros((1, *shape), np.float32), np.ones(shape[0])
+    form_only = Dataset("the clients' own data", x, np.zeros(1, np.int64), tuple(classes), 1, 0 * ones, ones)
+    header = _header(_form(recipe.models.kinds[0], form_only, recipe.seed))
+    common = Common(form_only.shape, len(classes), recipe.models.shared, header)
+    return Terms(recipe.method, recipe.training, common, recipe.seed, recipe.rounds, recipe.aggregation)
