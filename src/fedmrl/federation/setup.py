@@ -35,8 +35,7 @@ def prepare(
             "there, with fedmrl.run(recipe, models=…)"
         )
     data = data or sources.load(recipe.data)
-    if recipe.training.augment.active and len(data.shape) != 3:
-        raise UserError(f"training.augment is for images, and {data.name} has samples of shape {data.shape}; leave it out")
+    _check_augmentation(recipe, data)
     splits = partition(recipe.partition, data, recipe.clients, recipe.seed)
     specs = models if models is not None else recipe.models.of_clients(recipe.clients)
     if len(specs) != recipe.clients:
@@ -51,6 +50,27 @@ def prepare(
     setting = Setting(terms, data, members, device)
     _check_models(setting, forms)
     return setting
+
+
+def prepare_alone(recipe: Recipe, device: torch.device, client: int, member: Member, data: Dataset) -> Setting:
+    """The setting of one client that sees no other, with the checks of `prepare`. Its numbers are those that the client has
+    among others.
+    """
+    _check_augmentation(recipe, data)
+    if recipe.models.shared is None:
+        raise UserError("models.small is 'auto', and clients that do not see each other's models cannot choose it; name it")
+    _check_memory(recipe, [member.model], data, device)
+    form = _form(member.model, data, recipe.seed)
+    common = Common(data.shape, len(data.classes), recipe.models.shared, _header(form))
+    terms = Terms(recipe.method, recipe.training, common, recipe.seed, recipe.rounds, recipe.aggregation)
+    setting = Setting(terms, data, {client: member}, device)
+    _check_models(setting, {member.model: form})
+    return setting
+
+
+def _check_augmentation(recipe: Recipe, data: Dataset) -> None:
+    if recipe.training.augment.active and len(data.shape) != 3:
+        raise UserError(f"training.augment is for images, and {data.name} has samples of shape {data.shape}; leave it out")
 
 
 def _shared_among(forms: Mapping[ModelSpec, Split], data: Dataset) -> SharedSpec:
@@ -136,7 +156,7 @@ def _check_models(setting: Setting, forms: Mapping[ModelSpec, Split]) -> None:
         _check_kind(setting, client, nets[spec])
     clients = [nets[spec] for spec in specs]
     tried: set[ModelSpec] = set()
-    for client, net in enumerate(clients):
+    for client, spec, net in zip(setting.members, specs, clients, strict=True):
         try:
             cuts = setting.subsets(client)
         except UserError as error:
@@ -145,10 +165,9 @@ def _check_models(setting: Setting, forms: Mapping[ModelSpec, Split]) -> None:
         single = any((len(cuts[subset]) - 1) % setting.training.batch_size == 0 for subset in trains)
         if single and any(isinstance(module, _BatchNorm) for module in net.modules()):
             raise UserError(
-                f"client {client}'s model ({specs[client].label}) normalises over the batch, and with "
+                f"client {client}'s model ({spec.label}) normalises over the batch, and with "
                 f"training.batch_size = {setting.training.batch_size} its last batch has a single sample; choose another"
             )
-        spec = specs[client]
         if single and spec not in tried and is_own(spec):
             tried.add(spec)
             size = f"with training.batch_size = {setting.training.batch_size} its last batch has one sample; choose another"
