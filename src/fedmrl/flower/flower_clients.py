@@ -94,7 +94,9 @@ class FlowerClients(Clients):
     ) -> None:
         self._post, self._registered, self._tell = post, registered, tell
         self._recipe, self._terms, self._config = recipe, terms, config
-        self._text = recipe.to_toml()
+        # Clients refuse imports and paths, and need neither.
+        everybody = 1.0 if isinstance(recipe.participation, str) else recipe.participation
+        self._text = recipe.model_copy(update={"imports": [], "participation": everybody}).to_toml()
         start = terms.server_start(self.device)
         self._form = terms.method.upload_form(terms.common, start, terms.dtype)
         self.members = members

@@ -65,16 +65,28 @@ def connect(home: Path, address: str, authority: Path) -> None:
 
 def flwr(home: Path, *words: str, timeout: float = 60) -> dict[str, Any]:
     """Runs a `flwr` command with JSON output and returns it; raises `UserError` with Flower's own words if it fails."""
-    command = [_program("flwr"), *words, "--format", "json"]
-    try:
-        done = subprocess.run(command, env=environment(home), capture_output=True, text=True, timeout=timeout, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise UserError(f"the server did not answer 'flwr {words[0]}' within {timeout:.0f} seconds; is it running?") from error
+    done = _done(home, [*words, "--format", "json"], timeout)
     said = _json_in(done.stdout)
     if done.returncode or said is None or said.get("success") is False:
         problem = (said or {}).get("error-message") or done.stderr or done.stdout
         raise UserError(f"'flwr {words[0]}' failed: {' '.join(str(problem).split())}")
     return said
+
+
+def output(home: Path, *words: str, timeout: float = 60) -> str:
+    """Runs a `flwr` command and returns what it prints."""
+    done = _done(home, words, timeout)
+    if done.returncode:
+        raise UserError(f"'flwr {words[0]}' failed: {' '.join((done.stderr or done.stdout).split())}")
+    return done.stdout
+
+
+def _done(home: Path, words: Sequence[str], timeout: float) -> "subprocess.CompletedProcess[str]":
+    command = [_program("flwr"), *words]
+    try:
+        return subprocess.run(command, env=environment(home), capture_output=True, text=True, timeout=timeout, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise UserError(f"the server did not answer 'flwr {words[0]}' within {timeout:.0f} seconds; is it running?") from error
 
 
 def _json_in(text: str) -> dict[str, Any] | None:

@@ -6,9 +6,6 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-FOLDER = "FEDMRL_SERVER"
-"""The environment variable with the server's folder, which `fedmrl server start` sets."""
-
 app = ServerApp()
 
 
@@ -16,7 +13,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Runs the recipe or goes on with the run that the run configuration names."""
     from fedmrl.errors import UserError
-    from fedmrl.flower.server_config import ServerFolder
+    from fedmrl.flower.server_folder import FOLDER, ServerFolder
     from fedmrl.flower.serving import serve
 
     if FOLDER not in os.environ:

@@ -1,9 +1,8 @@
-"""The server's settings, `server.toml`, and the files of its folder."""
+"""The server's settings, `server.toml`."""
 
-import ipaddress
 import tomllib
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -56,40 +55,13 @@ max_megabytes = 64         # so is a larger reply
 """
 
 
-class ServerFolder:
-    """The folder that `fedmrl server init` makes."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path.resolve()
-        self.certificates = self.path / "certificates"
-        self.registered = self.path / "clients.json"
-        self.runs = self.path / "runs"
-        self.recipes = self.path / "recipes"
-        self.app = self.path / "app"
-        self.home = self.path / "flower"
-        self.database = self.home / "superlink.db"
-
-    @classmethod
-    def opened(cls, path: Path) -> Self:
-        """The folder, if it is one."""
-        if not (path / CONFIG).is_file():
-            raise UserError(f"{path} is no server's folder (it has no {CONFIG}); make one by 'fedmrl server init'")
-        return cls(path)
-
-    def config(self) -> ServerConfig:
-        """The settings in `server.toml`."""
-        path = self.path / CONFIG
-        try:
-            return ServerConfig.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-        except OSError as error:
-            raise UserError(f"{path} cannot be read ({error.strerror})") from error
-        except ValidationError as error:
-            raise UserError(f"{path}: {first_problem(error)}") from error
-        except ValueError as error:
-            raise UserError(f"{path} is no TOML ({error})") from error
-
-    def address(self) -> str:
-        """Where the server's own programs reach it."""
-        config = self.config()
-        listen = ipaddress.ip_address(config.listen)
-        return f"{'127.0.0.1' if listen.is_unspecified else config.listen}:{config.port}"
+def read_config(path: Path) -> ServerConfig:
+    """Reads a `server.toml`."""
+    try:
+        return ServerConfig.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror})") from error
+    except ValidationError as error:
+        raise UserError(f"{path}: {first_problem(error)}") from error
+    except ValueError as error:
+        raise UserError(f"{path} is no TOML ({error})") from error

@@ -18,8 +18,7 @@ from fedmrl.federation.setup import schedule, terms_elsewhere
 from fedmrl.federation.summary import device_name
 from fedmrl.flower.flower_clients import FlowerClients, Members
 from fedmrl.flower.grid import Post
-from fedmrl.flower.registration import read_registered
-from fedmrl.flower.server_config import ServerFolder
+from fedmrl.flower.server_folder import ServerFolder
 from fedmrl.results import Outcome, Record
 
 MEMBERS = "federation.json"
@@ -56,8 +55,8 @@ def serve(grid: Grid, server: ServerFolder, name: str, tell: Callable[[str], Non
     terms = terms_elsewhere(recipe, data.shape, data.classes)
     file = path / MEMBERS
     members = Members.read(file) if file.exists() else Members(run=f"{name}-{secrets.token_hex(4)}")
-    registered = partial(read_registered, server.registered)
-    clients = FlowerClients(Post(grid, registered), registered, recipe, terms, config, members, tell)
+    post = Post(grid, server.registered)
+    clients = FlowerClients(post, server.registered, recipe, terms, config, members, tell)
     folder = RunFolder.reopen(path, recipe, []) if resumes else None
     try:
         clients.gather(config.min_clients, config.wait_seconds)
