@@ -194,6 +194,8 @@ def _some(connection: socket.socket, most: int, end: float, seconds: float) -> b
             return connection.recv(most)
         except TimeoutError:
             pass
+        except ConnectionResetError:  # the peer closed it without having read all that was sent
+            return b""
         except OSError as error:
             raise FrameError(f"the connection broke ({error.strerror})") from error
     raise FrameError(f"the frame did not arrive within {seconds:g} seconds")
