@@ -6,6 +6,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,7 +30,7 @@ class Listener:
     def __init__(self, config: ClientConfig, handle: Callable[[bytearray, int], bytes]) -> None:
         self.config, self.handle = config, handle
         self.path = Path(config.socket)
-        self._lock = threading.Lock()
+        self._lock, self._serving = threading.Lock(), threading.Lock()
         self._open: dict[socket.socket, threading.Thread] = {}
         self._sending: dict[socket.socket, None] = {}
         """Connections whose request is not complete, the oldest first."""
@@ -65,7 +66,7 @@ class Listener:
 
     def serve(self) -> None:
         """Serves until `close` is called from another thread."""
-        try:
+        with self._serving:
             while not self._closed:
                 try:
                     connection, _ = self._socket.accept()
@@ -73,21 +74,22 @@ class Listener:
                     continue
                 except OSError as error:  # out of file descriptors
                     log.warning("a connection could not be accepted (%s)", error)
+                    time.sleep(0.2)
                     continue
                 self._take(connection)
-        finally:
-            self._socket.close()
-            self.path.unlink(missing_ok=True)
-            with self._lock:
-                threads = list(self._open.values())
-                for waiting in self._sending:
-                    _end(waiting)
-            for thread in threads:
-                thread.join()
 
     def close(self) -> None:
         """Stops `serve`; requests that have arrived are still answered."""
         self._closed = True
+        with self._serving:
+            self._socket.close()
+            self.path.unlink(missing_ok=True)
+        with self._lock:
+            threads = list(self._open.values())
+            for waiting in self._sending:
+                _end(waiting)
+        for thread in threads:
+            thread.join()
 
     def _take(self, connection: socket.socket) -> None:
         with self._lock:
