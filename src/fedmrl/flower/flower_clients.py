@@ -21,6 +21,7 @@ from fedmrl.flower.grid import Post, Unanswered
 from fedmrl.flower.protocol import Evaluate, EvaluateOk, Failure, Hello, HelloOk, Train, TrainOk
 from fedmrl.flower.registration import Registered
 from fedmrl.flower.server_config import ServerConfig
+from fedmrl.flower.server_folder import for_clients
 from fedmrl.messages import Tensors, check_form
 from fedmrl.methods import Round
 from fedmrl.schema import Part, checked, parsed, read_text
@@ -94,9 +95,7 @@ class FlowerClients(Clients):
     ) -> None:
         self._post, self._registered, self._tell = post, registered, tell
         self._recipe, self._terms, self._config = recipe, terms, config
-        # Clients refuse imports and paths, and need neither.
-        everybody = 1.0 if isinstance(recipe.participation, str) else recipe.participation
-        self._text = recipe.model_copy(update={"imports": [], "participation": everybody}).to_toml()
+        self._text = for_clients(recipe).to_toml()
         start = terms.server_start(self.device)
         self._form = terms.method.upload_form(terms.common, start, terms.dtype)
         self.members = members

@@ -3,17 +3,23 @@
 import ipaddress
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
-from fedmrl.config import Recipe
+from fedmrl.config import Recipe, load_named
+from fedmrl.data import sources
+from fedmrl.data.sources import AtClients
 from fedmrl.errors import UserError
 from fedmrl.files import write_whole
 from fedmrl.flower import programs
 from fedmrl.flower.certificates import fingerprint_in, make_certificates
 from fedmrl.flower.registration import Registered, read_registered, register
 from fedmrl.flower.server_config import CONFIG, TEMPLATE, ServerConfig, read_config
+from fedmrl.results import read_outcome, read_records
+from fedmrl.results.result import ended
 
 FOLDER = "FEDMRL_SERVER"
 """The environment variable with the server's folder, by which the ServerApp finds it."""
@@ -63,6 +69,35 @@ A run that stopped goes on by `fedmrl federation run --resume NAME --server DIR`
 password, and runs what is sent inside the SuperNodes and on this machine. Let only clients through, in a network of their
 own, and let a reverse proxy refuse Flower's control paths from outside.
 """
+
+
+class RunStatus(NamedTuple):
+    """Where a run is."""
+
+    run: str
+    state: str
+    rounds: int
+    total: int
+    clients: int
+    """Clients that have taken part."""
+    left_out: int
+    """Replies that did not count."""
+
+
+def run_recipe(recipe: Recipe, clients: int) -> Recipe:
+    """The recipe as a federation runs it: the data's shape and classes in place of the data, for so many clients."""
+    if not clients:
+        raise UserError("no client is registered; register them by 'fedmrl server register'")
+    if not isinstance(recipe.data, AtClients):
+        data = sources.load(recipe.data)
+        recipe = recipe.model_copy(update={"data": AtClients(shape=list(data.shape), classes=list(data.classes))})
+    return recipe.model_copy(update={"clients": clients})
+
+
+def for_clients(recipe: Recipe) -> Recipe:
+    """The recipe as clients get it, who refuse imports and paths, and need neither."""
+    everybody = 1.0 if isinstance(recipe.participation, str) else recipe.participation
+    return recipe.model_copy(update={"imports": [], "participation": everybody})
 
 
 class ServerFolder:
@@ -150,20 +185,57 @@ class ServerFolder:
         else:
             write_whole(stored, recipe.to_toml())
         try:
-            return str(self._flwr("run", str(self.app), "--run-config", f"run={json.dumps(name)}")["run-id"])
+            started = str(self._flwr("run", str(self.app), "--run-config", f"run={json.dumps(name)}")["run-id"])
         except UserError:
             if recipe is not None:
                 stored.unlink()
             raise
+        write_whole(self._id_file(name), started)
+        return started
 
-    def listed(self, run_id: str | None = None) -> list[dict[str, Any]]:
-        """Flower's runs, or one of them."""
-        found: list[dict[str, Any]] = self._flwr("list", *(["--run-id", run_id] if run_id else []))["runs"]
-        return found
+    def _id_file(self, name: str) -> Path:
+        """Holds Flower's id of the last start of a run."""
+        return self.recipes / f"{name}.id"
 
-    def log(self, run_id: str) -> str:
-        """What a run has said so far."""
-        return programs.output(self.home, "log", run_id, "--show")
+    def free_name(self, stem: str) -> str:
+        """A name for a new run."""
+        clean = re.sub("[^A-Za-z0-9_-]+", "-", stem)[:40].strip("-") or "run"
+        return next(name for n in count(1) if not (self.recipes / f"{(name := f'{clean}-{n}')}.toml").exists())
+
+    def flower_status(self, run_id: str) -> str:
+        """Flower's own status of a run, as in `running` or `finished:failed`."""
+        found = self._flwr("list", "--run-id", run_id)["runs"]
+        return str(found[0]["status"]) if found else "unknown"
+
+    def log(self, name: str) -> str:
+        """What a run has said since it was last started."""
+        path = self._id_file(name)
+        if not path.exists():
+            raise UserError(f"there is no run {name}; see 'fedmrl federation status'")
+        programs.connect(self.home, self.address, self.authority)
+        return programs.output(self.home, "log", path.read_text(), "--show")
+
+    def status(self) -> list[RunStatus]:
+        """All runs, by name."""
+        return [self._status(path.stem) for path in sorted(self.recipes.glob("*.toml"))]
+
+    def _status(self, name: str) -> RunStatus:
+        folder = self.runs / name
+        total = load_named(self.recipes / f"{name}.toml").recipe.rounds
+        records = read_records(folder / "rounds.jsonl") if (folder / "rounds.jsonl").exists() else []
+        state = self._state(name)
+        members = {client for record in records for client in record.participants}
+        return RunStatus(name, state, len(records), total, len(members), sum(len(record.left_out) for record in records))
+
+    def _state(self, name: str) -> str:
+        if ended(self.runs / name):
+            return str(read_outcome(self.runs / name).status)
+        try:
+            flower = self.flower_status(self._id_file(name).read_text())
+        except (UserError, OSError):
+            return "not known, as the server does not answer"
+        resume = f"stopped; go on by --resume {name}, its log says why"
+        return resume if flower.startswith("finished") else flower
 
     def _flwr(self, *words: str) -> dict[str, Any]:
         if not os.access(self.path, os.W_OK):

@@ -8,7 +8,6 @@ from functools import partial
 from flwr.serverapp import Grid
 
 from fedmrl.config import Recipe, load_named
-from fedmrl.data import sources
 from fedmrl.data.sources import AtClients
 from fedmrl.engines import Terms
 from fedmrl.errors import UserError
@@ -29,15 +28,6 @@ def check_name(name: str) -> None:
     """Raises `UserError` for what cannot name a run."""
     if not _NAME.fullmatch(name):
         raise UserError(f"{name!r} is no name of a run; use letters, digits, hyphens and underscores, at most 48")
-
-
-def for_clients(recipe: Recipe) -> Recipe:
-    """The recipe as clients get it: with the data's shape and classes in place of the data."""
-    if isinstance(recipe.data, AtClients):
-        return recipe
-    data = sources.load(recipe.data)
-    table = AtClients(shape=list(data.shape), classes=list(data.classes), mean=data.mean.tolist(), std=data.std.tolist())
-    return recipe.model_copy(update={"data": table, "imports": []})
 
 
 def serve(grid: Grid, server: ServerFolder, name: str, tell: Callable[[str], None]) -> Outcome:
@@ -95,4 +85,4 @@ def _line(record: Record, recipe: Recipe) -> str:
     return f"round {record.round} of {recipe.rounds}: {came} of {asked} clients{loss}{left_out}"
 
 
-__all__ = ["MEMBERS", "check_name", "for_clients", "serve"]
+__all__ = ["MEMBERS", "check_name", "serve"]
