@@ -107,21 +107,29 @@ def separate(client: ClientFolder, units: Path = UNITS) -> list[str]:
     flower.mkdir(exist_ok=True)
     _give(client.node, pwd.getpwnam(NODE_USER).pw_uid, node)
     command, env = client.supernode(socket)
+    shown = {key: value for key, value in env.items() if key.startswith("FLWR_") or key == "PATH"}
     names = {
-        "name": client.path.name, "agent": AGENT_USER, "node": NODE_USER, "python": sys.executable, "folder": client.path,
-        "state": state, "socket_folder": socket.parent, "flower": flower, "command": shlex.join(command),
-        "environment": " ".join(shlex.quote(f"{key}={value}") for key, value in env.items() if key.startswith("FLWR_") or key == "PATH"),
-    }  # fmt: skip
+        "name": client.path.name,
+        "agent": AGENT_USER,
+        "node": NODE_USER,
+        "python": sys.executable,
+        "folder": client.path,
+        "state": state,
+        "socket_folder": socket.parent,
+        "flower": flower,
+        "command": shlex.join(command),
+        "environment": " ".join(shlex.quote(f"{key}={value}") for key, value in shown.items()),
+    }
     units.mkdir(parents=True, exist_ok=True)
     write_whole(units / "fedmrl-agent.service", _AGENT_UNIT.format(**names))
     write_whole(units / "fedmrl-node.service", _NODE_UNIT.format(**names))
     return [
-        f"Users {AGENT_USER} and {NODE_USER} and the units fedmrl-agent and fedmrl-node are there: what comes through Flower runs "
-        f"as {NODE_USER}, and reaches the agent's socket, not model, data and state.",
-        "Not protected: it runs as the user who can read the client's key, so it can pass as this client until the key is changed; "
-        "and it can open connections, which a firewall for that user can close.",
-        f"Files that you add to {client.path} have to be readable by {AGENT_USER} alone. Then: systemctl enable --now fedmrl-agent "
-        "fedmrl-node",
+        f"There are now the users {AGENT_USER} and {NODE_USER}, and the units fedmrl-agent and fedmrl-node. What comes through "
+        f"Flower runs as {NODE_USER}: it reaches the agent's socket, not model, data and state.",
+        "Not protected: that user can read the client's key, so such a program can pass as this client until the key is changed. "
+        "It can also open connections, which a firewall rule for that user can prevent.",
+        f"Files that you add to {client.path} have to be readable by {AGENT_USER} alone.",
+        "Start both by: systemctl enable --now fedmrl-agent fedmrl-node",
     ]
 
 
