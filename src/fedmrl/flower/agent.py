@@ -174,7 +174,11 @@ class _Run:
         self.recipe = approved_recipe(hello.recipe, bounds)
         data, member = organisation.member(self.recipe.seed, self.client)
         device = pick_device(organisation.config.device)
-        self.setting = prepare_alone(self.recipe, device, self.client, member, data)
+        try:
+            self.setting = prepare_alone(self.recipe, device, self.client, member, data)
+        except UserError as error:
+            log.error("run %s: %s", hello.run, error)
+            raise refuse("this client's model or data does not fit the recipe; its own log says why") from error
         self.messages = Messages(self.setting, bounds)
         self.engine = ReferenceEngine(self.setting)
         self.flops = FlopCounter(self.setting)

@@ -70,8 +70,8 @@ class ClientConfig(Table):
 
     name: Annotated[str, Field(min_length=1, max_length=100)] = Field(description="the name that the server shows")
     model: str | dict[str, Any] = Field(
-        description="package.module:function or file.py:function, called with nothing or with a sample's shape and the number of "
-        "classes, returns an nn.Module; or a model of fedmrl by name, or its widths as in a recipe"
+        description="package.module:function or file.py:function, called with nothing or with a sample's shape and the number "
+        "of classes, returns an nn.Module; or a model of fedmrl by name, or its widths as in a recipe"
     )
     data: str = Field(
         description="an .npz with x and y, and optionally x_test and y_test; or package.module:function or file.py:function, "
@@ -155,7 +155,7 @@ def _sentence(error: ValidationError) -> str:
             return f"{key} is missing; it is {_description(key)}"
         case "value_error":
             return first_problem(error)
-    message = problem["msg"].removeprefix("Input ")
+    message = str(problem["msg"]).removeprefix("Input ")
     return f"{key} is {problem['input']!r}; it {message[0].lower()}{message[1:]}"
 
 
@@ -211,7 +211,8 @@ def _model(config: ClientConfig, shape: tuple[int, ...], classes: int, where: st
             raise UserError(f"{where}: {first_problem(error)}") from error
     function = load_function(config.model, where)
     try:
-        needed = [p for p in inspect.signature(function).parameters.values() if p.default is p.empty and p.kind < p.VAR_POSITIONAL]
+        parameters = inspect.signature(function).parameters.values()
+        needed = [p for p in parameters if p.default is p.empty and p.kind < p.VAR_POSITIONAL]
     except (TypeError, ValueError):
         needed = []
     if len(needed) not in (0, 2):
@@ -232,7 +233,7 @@ def _last_linear(make: Any, where: str) -> str:
         raise UserError(f"{where}: the function fails ({cause(error)}); fix it") from error
     if not isinstance(model, nn.Module):
         raise UserError(f"{where}: the function returns a {type(model).__name__}; it must return an nn.Module")
-    names = [name for name, module in model.named_modules() if name and isinstance(module, nn.Linear)]
+    names: list[str] = [name for name, module in model.named_modules() if name and isinstance(module, nn.Linear)]
     if not names:
         raise UserError(f"{where}: the model has no linear layer, and its last one is the header; end it in an nn.Linear")
     return names[-1]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ConfigDict, NonNegativeInt, ValidationError
+from pydantic import ConfigDict, Field, NonNegativeInt, ValidationError
 
 from fedmrl.errors import UserError
 from fedmrl.federation.store import StateFile, file_name, read_state, write_state
@@ -41,7 +41,7 @@ class Index(Part):
     recipe_sha256: str
     initial: bool = True
     """Whether a training may continue from the initial state, which needs no file."""
-    states: dict[int, Held] = {}
+    states: dict[int, Held] = Field(default_factory=dict)
     last_round: int = -1
     """The last round of training, which may have ended without a state, if it diverged."""
     asked_sha256: str = ""
