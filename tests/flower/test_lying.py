@@ -9,11 +9,13 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from organisations import CPU, Peer, files, serving, small_quickstart, write_client
 
 from fedmrl.federation.setup import prepare
 from fedmrl.flower.frame import Frame, encode, exchange
-from fedmrl.flower.protocol import Evaluate, Failure, Hello, HelloOk, Train, TrainOk, read_reply, to_bytes
+from fedmrl.flower.protocol import Evaluate, EvaluateOk, Failure, Hello, HelloOk, Train, TrainOk, read_reply, to_bytes
 
 ROUNDS = 200
 
@@ -161,11 +163,42 @@ def test_a_recipe_imports_nothing(one, unchanged, tmp_path):
 
 
 def test_new_runs_take_no_more_room_than_the_organisation_gives_them(one, unchanged):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(one.agent.bounds.__dict__, "max_runs", 1)
-        other = Peer(one.agent, one.recipe, run="new")
-        assert isinstance(other.hello(), HelloOk)
-        assert "at most 1 runs" in other.train(0, None, one.content)[0].sentence
+    assert isinstance(Peer(one.agent, one.recipe, run="second").hello(), HelloOk)
+    assert "at most 2 runs" in Peer(one.agent, one.recipe, run="third").hello().sentence
+    assert isinstance(Peer(one.agent, one.recipe, run="second").hello(), HelloOk)
+
+
+def test_evaluations_are_counted_by_what_they_ask(tmp_path):
+    recipe = small_quickstart()
+    setting = prepare(recipe, CPU)
+    with serving(write_client(tmp_path / "c", setting, 0, bounds={"max_evaluations": 2})) as agent:
+        peer, content = Peer(agent, recipe), setting.server_start()
+        peer.hello()
+        first = peer.evaluate(None, content)
+        assert peer.evaluate(None, content).correct == first.correct
+        assert isinstance(peer.evaluate(None, None), EvaluateOk)
+        other = {name: tensor + 1 for name, tensor in content.items()}
+        assert "no more" in peer.evaluate(None, other).sentence
+        peer.hello()
+        assert "no more" in peer.evaluate(None, other).sentence
+        assert peer.evaluate(None, content).correct == first.correct
+
+
+@given(st.integers(0, 10**6), st.binary(min_size=1, max_size=3), st.booleans())
+def test_no_changed_message_breaks_an_agent_or_changes_a_file(one, place, noise, hello):
+    request = (
+        Hello(run="r", client=0, recipe=one.recipe.to_toml())
+        if hello
+        else Evaluate(run="r", since=one.since, content=True, modes=["mix-large"])
+    )
+    data = bytearray(to_bytes(request, {} if hello else one.content))
+    length = 20 + struct.unpack("<4sIIQ", data[:20])[2]
+    start = place % length
+    data[start : start + len(noise)] = noise
+    before = files(one.state / "runs")
+    reply, _ = read_reply(one.agent.handle(data, 0))
+    assert isinstance(reply, Failure | HelloOk | EvaluateOk)
+    assert files(one.state / "runs") == before and (not isinstance(reply, Failure) or reply.reason != "failed")
 
 
 def raw(one, data, half_close=True):

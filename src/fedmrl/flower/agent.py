@@ -65,6 +65,8 @@ class Agent:
             raise
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="agent-training")  # one request at a time
         self._run: _Run | None = None
+        self._evaluated: dict[str, dict[str, EvaluateOk]] = {}
+        """Of each run since the start, the replies to evaluations by their requests' digests."""
 
     def __enter__(self) -> Self:
         return self
@@ -112,14 +114,23 @@ class Agent:
             reply: Reply = run.welcome(request, self.config.name, self.config.label, self.bounds.class_counts)
             self._log(request, arrays, reply, {}, uid)
             self._run = run
+            self._evaluated.setdefault(request.run, {})
             return to_bytes(reply)
         if self._run is None or self._run.states.index.run != request.run:
             raise Refused("hello-first", f"run {request.run} is not the current one; send a hello first")
         if isinstance(request, Evaluate):
-            reply = self._run.evaluated(request, arrays)
+            reply = self._counted(self._run, request, arrays)
             self._log(request, arrays, reply, {}, uid)
             return to_bytes(reply)
         return self._trained(self._run, request, arrays, uid)
+
+    def _counted(self, run: "_Run", request: Evaluate, arrays: Arrays) -> EvaluateOk:
+        known, digest = self._evaluated[request.run], content_digest(request, arrays)
+        if digest not in known:
+            if len(known) >= self.bounds.max_evaluations:
+                raise refuse(f"this client has answered {len(known)} evaluations of this run, and answers no more")
+            known[digest] = run.evaluated(request, arrays)
+        return known[digest].model_copy(update={"id": request.id})
 
     def _log(self, request: Request, arrays: Arrays, reply: Reply, upload: Arrays, uid: int) -> None:
         """Writes an exchange to the audit log, before the reply leaves."""
@@ -132,6 +143,7 @@ class Agent:
         current = self._run is not None and self._run.states.index.run == hello.run
         states = self._run.states if current and self._run else RunStates.open(folder)
         if states is None:
+            self._check_room(hello.run)
             states = RunStates(folder, Index(run=hello.run, client=hello.client, recipe_sha256=digest))
         if states.index.recipe_sha256 != digest:
             raise refuse(f"run {hello.run} began with another recipe")
@@ -147,7 +159,6 @@ class Agent:
             reply = cached.model_copy(update={"id": request.id})
             self._log(request, arrays, reply, upload, uid)
             return to_bytes(reply, to_tensors(upload))
-        self._check_room(run.states.folder)
         reply, state, content = run.trained(request, arrays)
         data = to_bytes(reply, content)
         prepared = run.states.prepared(request.round, request.since, state, data, digest)
@@ -159,10 +170,11 @@ class Agent:
         run.states.commit(prepared)
         return data
 
-    def _check_room(self, folder: Path) -> None:
-        runs = self.folder / "runs"
-        if not folder.exists() and runs.exists() and len(list(runs.iterdir())) >= self.bounds.max_runs:
-            raise refuse(f"this client keeps states of at most {self.bounds.max_runs} runs; it must delete one first")
+    def _check_room(self, run: str) -> None:
+        """Raises `Refused` for a new run if there are too many: each takes room, and tells more of the data."""
+        kept = {path.name for path in (self.folder / "runs").glob("*")}
+        if len((kept | self._evaluated.keys()) - {run}) >= self.bounds.max_runs:
+            raise refuse(f"this client takes part in at most {self.bounds.max_runs} runs; its operator must delete an old one")
 
 
 class _Run:
