@@ -2,6 +2,11 @@
 
 import logging
 import resource
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -10,6 +15,7 @@ from organisations import CPU, Peer, federation, files, serving, small_quickstar
 
 from fedmrl.federation.server import Federation
 from fedmrl.federation.setup import prepare
+from fedmrl.flower.frame import FrameError
 from fedmrl.flower.protocol import Failure, HelloOk, TrainOk
 from fedmrl.flower.states import RunStates
 from fedmrl.messages import Upload
@@ -150,6 +156,60 @@ def test_two_runs_do_not_mix_their_states(one):
     assert files(one.state / "runs" / "r") == first
     assert one.hello().states == [None, 0]
     assert isinstance(one.train(1, 0, one.content)[0], TrainOk)
+
+
+def test_another_recipe_for_a_run_that_was_named_and_never_trained_is_refused(one):
+    other = small_quickstart(rounds=20, seed=1)
+    assert isinstance(Peer(one.agent, one.recipe, run="other").hello(), HelloOk)
+    assert isinstance(one.hello(), HelloOk)
+    assert Peer(one.agent, other, run="other").hello().sentence == "run other began with another recipe"
+
+
+def test_a_killed_agent_starts_again_and_goes_on_bit_for_bit(one, tmp_path):
+    code = """if True:
+        import sys, torch
+        from pathlib import Path
+        from fedmrl.flower.agent import Agent
+        from fedmrl.flower.client_config import load_organisation
+        torch.set_num_threads(1)
+        with Agent(load_organisation(Path(sys.argv[1]))) as agent:
+            print("ready", flush=True)
+            agent.serve()
+    """
+    path = write_client(tmp_path / "killed", one.setting, 0)
+    contents = [one.content, {name: tensor / 2 for name, tensor in one.content.items()}]
+
+    def started():
+        process = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True)
+        assert process.stdout.readline() == "ready\n"
+        process.stdout.close()
+        peer = Peer(one.agent, one.recipe)
+        peer.socket = path.with_name("agent.sock")
+        return process, peer
+
+    process, peer = started()
+    peer.hello()
+    peer.train(0, None, contents[0])
+
+    def cut_off():
+        with suppress(FrameError, OSError):
+            peer.train(1, 0, contents[1])
+
+    thread = threading.Thread(target=cut_off)
+    thread.start()
+    time.sleep(0.02)  # the training takes longer
+    process.kill()
+    process.wait()
+    thread.join()
+    process, peer = started()
+    try:
+        assert set(peer.hello().states) in ({None, 0}, {0, 1})
+        _, upload = peer.train(1, 0, contents[1])
+    finally:
+        process.terminate()
+        process.wait()
+    one.train(0, None, contents[0])
+    assert equal(one.train(1, 0, contents[1])[1], upload)
 
 
 def test_a_training_that_diverges_is_told_and_changes_no_state(tmp_path):

@@ -16,6 +16,7 @@ from pydantic import ConfigDict, Field, NonNegativeInt, ValidationError
 from fedmrl.errors import UserError
 from fedmrl.federation.store import StateFile, file_name, read_state, write_state
 from fedmrl.files import check_sha256, replacing, sha256_of_bytes, sha256_of_text, write_whole
+from fedmrl.flower.protocol import EvaluateOk
 from fedmrl.messages import Tensors
 from fedmrl.schema import Part, first_problem
 
@@ -60,6 +61,8 @@ class RunStates:
 
     def __init__(self, folder: Path, index: Index) -> None:
         self.folder, self.index = folder, index
+        self.evaluated: dict[str, EvaluateOk] = {}
+        """The replies to evaluations since the start, by their requests' digests."""
 
     @classmethod
     def open(cls, folder: Path) -> "RunStates | None":
