@@ -68,14 +68,14 @@ class Peer:
 
     def __init__(self, agent, recipe, client=0, run="r"):
         self.agent, self.recipe, self.client, self.run = agent, recipe, client, run
-        self.sent = self.received = b""
+        self.socket, self.sent, self.received = agent.config.socket, b"", b""
 
     def ask(self, request, content=None):
         return self.ask_bytes(to_bytes(request, content))
 
     def ask_bytes(self, data):
         self.sent = data
-        self.received = exchange(self.agent.config.socket, data, 60)
+        self.received = exchange(self.socket, data, 60)
         reply, arrays = read_reply(self.received)
         return reply, to_tensors(arrays)
 

@@ -1,6 +1,12 @@
 """The agent gives what a simulation gives, bit for bit, and keeps its states by round."""
 
 import logging
+import resource
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -9,7 +15,9 @@ from organisations import CPU, Peer, federation, files, serving, small_quickstar
 
 from fedmrl.federation.server import Federation
 from fedmrl.federation.setup import prepare
+from fedmrl.flower.frame import FrameError
 from fedmrl.flower.protocol import Failure, HelloOk, TrainOk
+from fedmrl.flower.states import RunStates
 from fedmrl.messages import Upload
 from fedmrl.methods import METHODS, Round
 
@@ -150,6 +158,60 @@ def test_two_runs_do_not_mix_their_states(one):
     assert isinstance(one.train(1, 0, one.content)[0], TrainOk)
 
 
+def test_another_recipe_for_a_run_that_was_named_and_never_trained_is_refused(one):
+    other = small_quickstart(rounds=20, seed=1)
+    assert isinstance(Peer(one.agent, one.recipe, run="other").hello(), HelloOk)
+    assert isinstance(one.hello(), HelloOk)
+    assert Peer(one.agent, other, run="other").hello().sentence == "run other began with another recipe"
+
+
+def test_a_killed_agent_starts_again_and_goes_on_bit_for_bit(one, tmp_path):
+    code = """if True:
+        import sys, torch
+        from pathlib import Path
+        from fedmrl.flower.agent import Agent
+        from fedmrl.flower.client_config import load_organisation
+        torch.set_num_threads(1)
+        with Agent(load_organisation(Path(sys.argv[1]))) as agent:
+            print("ready", flush=True)
+            agent.serve()
+    """
+    path = write_client(tmp_path / "killed", one.setting, 0)
+    contents = [one.content, {name: tensor / 2 for name, tensor in one.content.items()}]
+
+    def started():
+        process = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True)
+        assert process.stdout.readline() == "ready\n"
+        process.stdout.close()
+        peer = Peer(one.agent, one.recipe)
+        peer.socket = path.with_name("agent.sock")
+        return process, peer
+
+    process, peer = started()
+    peer.hello()
+    peer.train(0, None, contents[0])
+
+    def cut_off():
+        with suppress(FrameError, OSError):
+            peer.train(1, 0, contents[1])
+
+    thread = threading.Thread(target=cut_off)
+    thread.start()
+    time.sleep(0.02)  # the training takes longer
+    process.kill()
+    process.wait()
+    thread.join()
+    process, peer = started()
+    try:
+        assert set(peer.hello().states) in ({None, 0}, {0, 1})
+        _, upload = peer.train(1, 0, contents[1])
+    finally:
+        process.terminate()
+        process.wait()
+    one.train(0, None, contents[0])
+    assert equal(one.train(1, 0, contents[1])[1], upload)
+
+
 def test_a_training_that_diverges_is_told_and_changes_no_state(tmp_path):
     recipe = small_quickstart(rounds=20, training__lr=1e30, training__clip=1e30)
     setting = prepare(recipe, CPU)
@@ -192,6 +254,45 @@ def test_a_failure_of_the_clients_own_is_told_without_anything_private(one, capl
     assert (reply.reason, reply.sentence) == ("failed", "the client could not carry this out; its own log says why")
     assert path.name in caplog.text and files(one.state) == before
     assert isinstance(one.train(1, None, one.content)[0], TrainOk), "the initial state is still good"
+
+
+@pytest.mark.parametrize("full", ["the states' disk", "the audit log's"])
+def test_on_a_full_disk_a_training_is_answered_with_an_error_and_the_earlier_state_is_still_good(one, full, monkeypatch):
+    _, upload = one.train(0, None, one.content)
+    before = files(one.state)
+    largest = max(len(content) for name, content in before.items() if name.endswith("safetensors"))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if full == "the states' disk":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest - 100, limits[1]))
+    else:
+        monkeypatch.setattr(one.agent.audit, "path", one.state)  # a folder, which cannot be written to
+    try:
+        reply, content = one.train(1, 0, one.content)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        monkeypatch.undo()
+    assert (reply.reason, content) == ("failed", {}) and str(one.state) not in reply.sentence
+    assert files(one.state) == before
+    assert equal(one.train(0, None, one.content)[1], upload)
+    assert isinstance(one.train(1, 0, one.content)[0], TrainOk)
+
+
+def test_a_training_that_a_crash_cut_off_before_its_commit_is_done_again_with_the_same_result(one, monkeypatch):
+    one.train(0, None, one.content)
+    monkeypatch.setattr(RunStates, "commit", lambda *given: (_ for _ in ()).throw(SystemExit))
+    assert one.train(1, 0, one.content)[0].reason == "failed"
+    assert len(list((one.state / "runs" / "r").iterdir())) == 5, "the new files are there, and not in the index"
+    monkeypatch.undo()
+    one.agent.close()
+    with serving(one.path) as agent:
+        peer = Peer(agent, one.recipe)
+        assert peer.hello().states == [None, 0]
+        again = peer.train(1, 0, one.content)[1]
+    with serving(write_client(one.path.parent.parent / "other", one.setting, 0)) as agent:
+        peer = Peer(agent, one.recipe)
+        peer.hello()
+        peer.train(0, None, one.content)
+        assert equal(peer.train(1, 0, one.content)[1], again)
 
 
 def test_an_agent_holds_its_state_folder_and_socket_for_itself(one):

@@ -45,9 +45,12 @@ class Watched:
 
 VARIANTS = [
     *((name, {}) for name in ALL_METHODS),
-    ("fedmrl", {"method__header": "shared"}), ("fedmrl", {"method__mrl": False}), ("fedproto", {"method__weighting": "uniform"}),
-    ("fedkd", {"training__precision": "fp32", "participation": 0.3, "rounds": 6}), ("fd", {"method__keep": "round"}),
-]  # fmt: skip
+    ("fedmrl", {"method__header": "shared"}),
+    ("fedmrl", {"method__mrl": False}),
+    ("fedproto", {"method__weighting": "uniform"}),
+    ("fedkd", {"training__precision": "fp32", "participation": 0.3, "rounds": 6}),
+    ("fd", {"method__keep": "round"}),
+]
 
 
 @pytest.mark.parametrize(("method", "settings"), VARIANTS, ids=[f"{m} {' '.join(s)}".strip() for m, s in VARIANTS])

@@ -65,6 +65,8 @@ class Agent:
             raise
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="agent-training")  # one request at a time
         self._run: _Run | None = None
+        self._known: dict[str, RunStates] = {}
+        """The runs that a hello has named since the start."""
 
     def __enter__(self) -> Self:
         return self
@@ -111,15 +113,23 @@ class Agent:
             run = self._greeted(request)
             reply: Reply = run.welcome(request, self.config.name, self.config.label, self.bounds.class_counts)
             self._log(request, arrays, reply, {}, uid)
-            self._run = run
+            self._run, self._known[request.run] = run, run.states
             return to_bytes(reply)
         if self._run is None or self._run.states.index.run != request.run:
             raise Refused("hello-first", f"run {request.run} is not the current one; send a hello first")
         if isinstance(request, Evaluate):
-            reply = self._run.evaluated(request, arrays)
+            reply = self._counted(self._run, request, arrays)
             self._log(request, arrays, reply, {}, uid)
             return to_bytes(reply)
         return self._trained(self._run, request, arrays, uid)
+
+    def _counted(self, run: "_Run", request: Evaluate, arrays: Arrays) -> EvaluateOk:
+        known, digest = run.states.evaluated, content_digest(request, arrays)
+        if digest not in known:
+            if len(known) >= self.bounds.max_evaluations:
+                raise refuse(f"this client has answered {len(known)} evaluations of this run, and answers no more")
+            known[digest] = run.evaluated(request, arrays)
+        return known[digest].model_copy(update={"id": request.id})
 
     def _log(self, request: Request, arrays: Arrays, reply: Reply, upload: Arrays, uid: int) -> None:
         """Writes an exchange to the audit log, before the reply leaves."""
@@ -129,40 +139,40 @@ class Agent:
     def _greeted(self, hello: Hello) -> "_Run":
         """The run that a hello names, after all checks."""
         folder, digest = self.folder / "runs" / hello.run, sha256_of_text(hello.recipe)
-        current = self._run is not None and self._run.states.index.run == hello.run
-        states = self._run.states if current and self._run else RunStates.open(folder)
+        states = self._known.get(hello.run) or RunStates.open(folder)
         if states is None:
+            self._check_room()
             states = RunStates(folder, Index(run=hello.run, client=hello.client, recipe_sha256=digest))
         if states.index.recipe_sha256 != digest:
             raise refuse(f"run {hello.run} began with another recipe")
         if states.index.client != hello.client:
             raise refuse(f"this client's number in run {hello.run} is {states.index.client}, not {hello.client}")
-        return self._run if current and self._run else _Run(self.organisation, hello, states)
+        return self._run if self._run is not None and self._run.states is states else _Run(self.organisation, hello, states)
 
     def _trained(self, run: "_Run", request: Train, arrays: Arrays, uid: int) -> bytes:
         digest = content_digest(request, arrays)
         index = run.states.index
         if request.round == index.last_round and digest == index.asked_sha256:
-            cached, upload = read_reply(run.states.reply(), max_body=self.bounds.max_message_bytes)
+            cached, upload = read_reply(content := run.states.reply(), max_body=len(content))
             reply = cached.model_copy(update={"id": request.id})
             self._log(request, arrays, reply, upload, uid)
             return to_bytes(reply, to_tensors(upload))
-        self._check_room(run.states.folder)
-        reply, state, content = run.trained(request, arrays)
-        data = to_bytes(reply, content)
+        reply, state, tensors = run.trained(request, arrays)
+        data = to_bytes(reply, tensors)
         prepared = run.states.prepared(request.round, request.since, state, data, digest)
         try:
-            self._log(request, arrays, reply, to_arrays(content), uid)
+            self._log(request, arrays, reply, to_arrays(tensors), uid)
         except OSError:
             run.states.discard()
             raise
         run.states.commit(prepared)
         return data
 
-    def _check_room(self, folder: Path) -> None:
-        runs = self.folder / "runs"
-        if not folder.exists() and runs.exists() and len(list(runs.iterdir())) >= self.bounds.max_runs:
-            raise refuse(f"this client keeps states of at most {self.bounds.max_runs} runs; it must delete one first")
+    def _check_room(self) -> None:
+        """Raises `Refused` for a new run if there are too many: each takes room, and tells more of the data."""
+        kept = {path.name for path in (self.folder / "runs").glob("*")}
+        if len(kept | self._known.keys()) >= self.bounds.max_runs:
+            raise refuse(f"this client takes part in at most {self.bounds.max_runs} runs; its operator must delete an old one")
 
 
 class _Run:
@@ -174,7 +184,11 @@ class _Run:
         self.recipe = approved_recipe(hello.recipe, bounds)
         data, member = organisation.member(self.recipe.seed, self.client)
         device = pick_device(organisation.config.device)
-        self.setting = prepare_alone(self.recipe, device, self.client, member, data)
+        try:
+            self.setting = prepare_alone(self.recipe, device, self.client, member, data)
+        except UserError as error:
+            log.error("run %s: %s", hello.run, error)
+            raise refuse("this client's model or data does not fit the recipe; its own log says why") from error
         self.messages = Messages(self.setting, bounds)
         self.engine = ReferenceEngine(self.setting)
         self.flops = FlopCounter(self.setting)

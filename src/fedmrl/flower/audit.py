@@ -92,8 +92,8 @@ def _checked_lines(path: Path, head: Path) -> list[bytes]:
                 raise UserError(f"{path}: line {number} does not follow from the one before; a line was changed or removed")
             last = sha256_of_bytes(line)
         # The log may be ahead by what was written just before an interruption, but never behind.
-        known = json.loads(head.read_text()) if head.exists() else {"lines": 0, "sha256": _FIRST}
-        count, expected = known["lines"], known["sha256"]
+        known: dict[str, Any] = json.loads(head.read_text()) if head.exists() else {"lines": 0, "sha256": _FIRST}
+        count, expected = int(known["lines"]), known["sha256"]
         found = sha256_of_bytes(lines[count - 1]) if 0 < count <= len(lines) else _FIRST
         if count > len(lines) or found != expected:
             raise UserError(f"{path} does not have the {count} lines that {head.name} counts; lines were changed or removed")

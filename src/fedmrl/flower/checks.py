@@ -70,10 +70,9 @@ def _check_recipe(recipe: Recipe, bounds: Bounds) -> None:
     epochs = max(phase.epochs for earlier in (0, 1) for phase in method.phases(training, earlier))
     if epochs > bounds.max_epochs:
         raise refuse(f"a round passes over the data {epochs} times; this client does at most {bounds.max_epochs} times")
-    if not bounds.min_batch_size <= training.batch_size <= bounds.max_batch_size:
-        raise refuse(
-            f"training.batch_size is {training.batch_size}; this client takes {bounds.min_batch_size} to {bounds.max_batch_size}"
-        )
+    least, most = bounds.min_batch_size, bounds.max_batch_size
+    if not least <= training.batch_size <= most:
+        raise refuse(f"training.batch_size is {training.batch_size}; this client takes {least} to {most}")
 
 
 class Messages:

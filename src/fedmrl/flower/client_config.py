@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import tomli_w
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from torch import nn
 
-from fedmrl.config import ModelsTable
+from fedmrl.config import ModelsTable, Network, sentence
 from fedmrl.data import Dataset
 from fedmrl.data.partition import ClientSplit, train_test
 from fedmrl.data.sources import Samples, arrays_in, joined, moments
@@ -38,7 +38,8 @@ class Bounds(Table):
         [], description="the SHA-256 of each recipe's text that may be run; empty: any recipe within the other bounds"
     )
     max_rounds: Count = Field(500, description="the most rounds of a run")
-    max_runs: Count = Field(20, description="the most runs of which states are kept; delete folders of old ones under state")
+    max_runs: Count = Field(20, description="the most runs that are known; delete folders of old ones under state/runs")
+    max_evaluations: Count = Field(2000, description="the most evaluations of a run; each tells something of the test samples")
     max_epochs: Count = Field(20, description="the most passes over the data in a round")
     min_batch_size: Count = Field(8, description="the fewest samples in a step; few make it easier to infer a single one")
     max_batch_size: Count = Field(1024, description="the most samples in a step")
@@ -70,8 +71,8 @@ class ClientConfig(Table):
 
     name: Annotated[str, Field(min_length=1, max_length=100)] = Field(description="the name that the server shows")
     model: str | dict[str, Any] = Field(
-        description="package.module:function or file.py:function, called with nothing or with a sample's shape and the number of "
-        "classes, returns an nn.Module; or a model of fedmrl by name, or its widths as in a recipe"
+        description="package.module:function or file.py:function, called with nothing or with a sample's shape and the number "
+        "of classes, returns an nn.Module; or a model of fedmrl by name, or its widths as in a recipe"
     )
     data: str = Field(
         description="an .npz with x and y, and optionally x_test and y_test; or package.module:function or file.py:function, "
@@ -85,8 +86,8 @@ class ClientConfig(Table):
     test_share: Annotated[float, Field(gt=0, lt=1)] = Field(
         0.2, description="share of the data used for testing, if there are no test samples; drawn by the recipe's seed"
     )
-    standardise: Literal["training"] | Standardise = Field(
-        "training", description="by the training samples' mean and standard deviation, or by {mean = […], std = […]}"
+    standardise: Standardise | None = Field(
+        None, description="mean and standard deviation of each channel or feature; by default the training samples' own"
     )
     socket: Annotated[str, IS_PATH] = Field("agent.sock", description="the Unix socket to listen at")
     socket_group: str | None = Field(None, description="the group that may connect; by default the agent's own")
@@ -120,7 +121,7 @@ class Organisation:
         if not len(own.train) or not len(own.test):
             raise UserError(f"data gives {len(own.train)} training and {len(own.test)} test samples; give at least one of each")
         given = self.config.standardise
-        mean, std = (given.mean, given.std) if isinstance(given, Standardise) else moments(x[own.train])
+        mean, std = (given.mean, given.std) if given is not None else moments(x[own.train])
         assert self.samples.classes is not None
         data = Dataset("data", x, y, self.samples.classes, train, np.array(mean), np.array(std))
         return data, Member(own.train, own.test, self.model)
@@ -137,7 +138,7 @@ def read_config(path: Path) -> ClientConfig:
     try:
         config = ClientConfig.model_validate(plain)
     except ValidationError as error:
-        raise UserError(f"{path}: {_sentence(error)}") from error
+        raise UserError(_sentence(error, plain, str(path))) from error
     folder = path.parent.absolute()
     changes = {key: str(folder / user_path(getattr(config, key), key)) for key in ClientConfig.path_fields()}
     changes |= {key: _in_folder(getattr(config, key), folder, key) for key in ("model", "data")}
@@ -145,23 +146,13 @@ def read_config(path: Path) -> ClientConfig:
     return config.model_copy(update={**changes, "imports": imports})
 
 
-def _sentence(error: ValidationError) -> str:
-    problem = error.errors()[0]
-    key = ".".join(str(step) for step in problem["loc"])
-    match problem["type"]:
-        case "extra_forbidden":
-            return f"there is no key {key}; remove it"
-        case "missing":
-            return f"{key} is missing; it is {_description(key)}"
-        case "value_error":
-            return first_problem(error)
-    message = problem["msg"].removeprefix("Input ")
-    return f"{key} is {problem['input']!r}; it {message[0].lower()}{message[1:]}"
-
-
-def _description(key: str) -> str:
-    field = ClientConfig.model_fields.get(key)
-    return str(field.description) if field else "needed"
+def _sentence(error: ValidationError, plain: dict[str, Any], source: str) -> str:
+    for problem in error.errors():
+        if problem["type"] == "missing":
+            key = ".".join(map(str, problem["loc"]))
+            field = ClientConfig.model_fields.get(key)
+            return f"{source}: {key} is missing; give {field.description if field else 'it as well'}"
+    return sentence(error, plain, source, lambda key: "; 'fedmrl client init' writes all keys")
 
 
 def _in_folder(text: Any, folder: Path, key: str) -> Any:
@@ -183,7 +174,7 @@ def load_organisation(path: Path) -> Organisation:
     if samples.y.max() >= len(classes):
         raise UserError(f"{path}: classes are {len(classes)}, and data has labels up to {samples.y.max()}; name them all")
     given, channels = config.standardise, samples.x.shape[1]
-    if isinstance(given, Standardise) and {len(given.mean), len(given.std)} != {channels}:
+    if given is not None and {len(given.mean), len(given.std)} != {channels}:
         raise UserError(f"{path}: standardise must have {channels} values each for mean and std, as the data has channels")
     model = _model(config, samples.x.shape[1:], len(classes), f"{path}: model")
     return Organisation(config, samples, model)
@@ -206,12 +197,14 @@ def _samples(config: ClientConfig, where: str) -> Samples:
 def _model(config: ClientConfig, shape: tuple[int, ...], classes: int, where: str) -> ModelSpec:
     if not isinstance(config.model, str) or ":" not in config.model:
         try:
-            return ModelsTable.model_validate({"local": [config.model]}).kinds[0]
+            chosen = TypeAdapter(Network).validate_python(config.model)
         except ValidationError as error:
-            raise UserError(f"{where}: {first_problem(error)}") from error
+            raise UserError(f"{where} is {config.model!r}; {first_problem(error)}") from error
+        return ModelsTable(local=[chosen]).kinds[0]
     function = load_function(config.model, where)
     try:
-        needed = [p for p in inspect.signature(function).parameters.values() if p.default is p.empty and p.kind < p.VAR_POSITIONAL]
+        parameters = inspect.signature(function).parameters.values()
+        needed = [p for p in parameters if p.default is p.empty and p.kind < p.VAR_POSITIONAL]
     except (TypeError, ValueError):
         needed = []
     if len(needed) not in (0, 2):
@@ -232,7 +225,7 @@ def _last_linear(make: Any, where: str) -> str:
         raise UserError(f"{where}: the function fails ({cause(error)}); fix it") from error
     if not isinstance(model, nn.Module):
         raise UserError(f"{where}: the function returns a {type(model).__name__}; it must return an nn.Module")
-    names = [name for name, module in model.named_modules() if name and isinstance(module, nn.Linear)]
+    names: list[str] = [name for name, module in model.named_modules() if name and isinstance(module, nn.Linear)]
     if not names:
         raise UserError(f"{where}: the model has no linear layer, and its last one is the header; end it in an nn.Linear")
     return names[-1]
@@ -240,14 +233,15 @@ def _last_linear(make: Any, where: str) -> str:
 
 def template() -> str:
     """A commented TOML with every key and its default, to be filled in."""
-    examples = {"name": "our organisation", "model": "model.py:make", "data": "data.npz", "classes": 10}
+    required = {"name": "our organisation", "model": "model.py:make", "data": "data.npz", "classes": 10}
+    optional = {"last": '"head"', "standardise": "{ mean = [33.3], std = [78.6] }", "socket_group": '"flower"'}
     lines = ["# What this organisation brings to a federation, and the bounds of what it takes part in.", ""]
     for table, fields in (("", ClientConfig.model_fields), ("bounds", Bounds.model_fields)):
         lines += [f"[{table}]", ""] if table else []
         for key, field in fields.items():
             if key == "bounds":
                 continue
-            value = examples.get(key) if field.is_required() else field.default
-            shown = tomli_w.dumps({key: value}).strip() if value is not None else f'# {key} = ""'
+            value = required[key] if field.is_required() else field.default
+            shown = tomli_w.dumps({key: value}).strip() if value is not None else f"# {key} = {optional[key]}"
             lines += [f"# {field.description}", shown, ""]
     return "\n".join(lines)

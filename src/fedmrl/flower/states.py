@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ConfigDict, NonNegativeInt, ValidationError
+from pydantic import ConfigDict, Field, NonNegativeInt, ValidationError
 
 from fedmrl.errors import UserError
 from fedmrl.federation.store import StateFile, file_name, read_state, write_state
 from fedmrl.files import check_sha256, replacing, sha256_of_bytes, sha256_of_text, write_whole
+from fedmrl.flower.protocol import EvaluateOk
 from fedmrl.messages import Tensors
 from fedmrl.schema import Part, first_problem
 
@@ -41,7 +42,7 @@ class Index(Part):
     recipe_sha256: str
     initial: bool = True
     """Whether a training may continue from the initial state, which needs no file."""
-    states: dict[int, Held] = {}
+    states: dict[int, Held] = Field(default_factory=dict)
     last_round: int = -1
     """The last round of training, which may have ended without a state, if it diverged."""
     asked_sha256: str = ""
@@ -60,6 +61,8 @@ class RunStates:
 
     def __init__(self, folder: Path, index: Index) -> None:
         self.folder, self.index = folder, index
+        self.evaluated: dict[str, EvaluateOk] = {}
+        """The replies to evaluations since the start, by their requests' digests."""
 
     @classmethod
     def open(cls, folder: Path) -> "RunStates | None":

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedmrl.messages import Choice, Tensors, TensorForm, Upload, UpTo
+from fedmrl.messages import Choice, TensorForm, Tensors, Upload, UpTo
 
 
 def rows_form(what: str, width: int | UpTo, classes: int, dtype: torch.dtype, counts: bool) -> Choice:

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedmrl.aggregation import MEAN, Aggregation
-from fedmrl.messages import Choice, MessageForm, Size, Tensors, TensorForm, Upload, UpTo, copy, form_of, size
+from fedmrl.messages import Choice, MessageForm, Size, TensorForm, Tensors, Upload, UpTo, copy, form_of, size
 from fedmrl.methods.base import Batch, ClientNet, Common, Round, Task, WeightSharing, cross_entropy, divergence, load, pick
 from fedmrl.models import Split
 from fedmrl.training import Sums
