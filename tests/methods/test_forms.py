@@ -7,8 +7,8 @@ import torch
 from tiny import ALL_METHODS, tiny_recipe
 
 from fedmrl import UserError
-from fedmrl.federation.server import Federation
 from fedmrl.federation.setup import prepare
+from fedmrl.federation.simulation import Simulation
 from fedmrl.messages import TensorForm, UpTo, check_form
 from fedmrl.methods import METHODS
 
@@ -20,7 +20,7 @@ class Watched:
 
     def __init__(self, recipe):
         self.setting = prepare(recipe, torch.device("cpu"))
-        self.fed = Federation.simulated(recipe, self.setting)
+        self.fed = Simulation(recipe, self.setting)
         self.down, self.up = [], []
         train, evaluate = self.fed.clients.train, self.fed.clients.evaluate
 
@@ -45,12 +45,10 @@ class Watched:
 
 VARIANTS = [
     *((name, {}) for name in ALL_METHODS),
-    ("fedmrl", {"method__header": "shared"}),
-    ("fedmrl", {"method__mrl": False}),
+    ("fedmrl", {"method__header": "shared"}), ("fedmrl", {"method__mrl": False}),
     ("fedproto", {"method__weighting": "uniform"}),
-    ("fedkd", {"training__precision": "fp32", "participation": 0.3, "rounds": 6}),
-    ("fd", {"method__keep": "round"}),
-]
+    ("fedkd", {"training__precision": "fp32", "participation": 0.3, "rounds": 6}), ("fd", {"method__keep": "round"}),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("method", "settings"), VARIANTS, ids=[f"{m} {' '.join(s)}".strip() for m, s in VARIANTS])

@@ -35,6 +35,7 @@ for _command in (
     paper.reproduce,
     running.bench,
     showing.partition,
+    showing.leaves,
     listing.methods,
     listing.models,
     listing.recipes,

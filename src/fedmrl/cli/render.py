@@ -19,7 +19,7 @@ from fedmrl.models import Model
 from fedmrl.report.tables import COLUMNS, MEANING, amount, time_said
 from fedmrl.reproduce.experiments import RunSpec, Scale
 from fedmrl.reproduce.measure import Clock
-from fedmrl.results import WHOSE, RunResult, Target
+from fedmrl.results import WHOSE, Leaves, RunResult, Target
 
 
 def one_run(recipe: Recipe, result: RunResult, folder: Path) -> None:
@@ -43,6 +43,31 @@ def one_run(recipe: Recipe, result: RunResult, folder: Path) -> None:
     prose(f"At the end the {recipe.clients} clients are right on {result.headline():.1%} of their test samples, on average.")
     say(f"Everything is in {folder}: summary.json, clients.csv, rounds.jsonl, config.toml, split.json")
     say(_page_hint(folder))
+
+
+def leaves(named: NamedRecipe, sheet: Leaves) -> None:
+    """What leaves a client in a round, and what stays."""
+    for direction, does, tensors, most in (
+        ("up", "sends", sheet.up, sheet.up_bytes),
+        ("down", "receives", sheet.down, sheet.down_bytes),
+    ):
+        if not tensors:
+            prose(f"A client {does} no tensor.")
+            continue
+        made = table(
+            f"What a client of {named.name} {does} in a round ({direction})",
+            "tensor",
+            "shape",
+            "type",
+            "at most",
+            wraps="tensor",
+        )
+        for tensor in tensors:
+            shape = " × ".join(map(str, tensor.shape)) or "one number"
+            made.add_row(tensor.name, shape, tensor.dtype, amount(tensor.bytes, "B"))
+        show(made)
+        prose(f"A client {does} at most {most:,} bytes of tensors in a round.")
+    prose(f"With each reply go a loss, counts of samples and FLOPs. What stays: {', '.join(sheet.stays)}.")
 
 
 def _cost(cost: Target) -> str:

@@ -26,6 +26,26 @@ def report(
     say(f"Page: {path}   (open it in a browser)")
 
 
+def leaves(recipe: RecipeName, settings: Settings = None, imports: Imports = None, as_json: AsJson = False) -> None:
+    """Show what leaves a client: every tensor that is sent, and what stays."""
+    import torch
+
+    from fedmrl.cli import render
+    from fedmrl.config import load_named
+    from fedmrl.federation.leaves import leaves as sheet_of
+    from fedmrl.federation.setup import prepare
+
+    named = load_named(recipe, settings or [], imports=imports or [], on_notice=notice)
+    sheet = sheet_of(prepare(named.recipe, torch.device("cpu")).terms)
+    if sheet is None:
+        name = named.recipe.method.name
+        raise UserError(f"the method {name!r} does not declare what it sends; give its class upload_form and answer_form")
+    if as_json:
+        print_json(sheet.model_dump(mode="json"))
+        return
+    render.leaves(named, sheet)
+
+
 def partition(
     recipe: RecipeName,
     settings: Settings = None,

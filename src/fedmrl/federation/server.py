@@ -14,6 +14,7 @@ from fedmrl.federation import summary as summaries
 from fedmrl.federation.checkpoint import SaveStates, Snapshot
 from fedmrl.federation.clients import Clients, NoReply, Reply, Request, Since
 from fedmrl.federation.folder import RunFolder
+from fedmrl.federation.leaves import leaves
 from fedmrl.federation.setup import Schedule, schedule
 from fedmrl.federation.stopwatch import Stopwatch
 from fedmrl.federation.summary import Accuracies
@@ -220,7 +221,7 @@ class Federation:
     def finish(self, final: Accuracies) -> RunResult:
         """Builds and writes the result; `final` is the evaluation of all clients in every mode."""
         digest = self.clients.digest(self.number, self.now.server, self.now.last_round)
-        facts = {**self._facts, "states_sha256": digest}
+        facts = {**self._facts, "states_sha256": digest, "leaves": leaves(self.terms)}
         result = summaries.summarise(self.recipe, self.clients.roster(self.number), self.now, final, facts)
         if self.folder:
             self.folder.write_result(result)

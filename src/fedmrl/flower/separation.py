@@ -126,7 +126,7 @@ def separate(client: ClientFolder, units: Path = UNITS) -> list[str]:
     return [
         f"There are now the users {AGENT_USER} and {NODE_USER}, and the units fedmrl-agent and fedmrl-node. What comes through "
         f"Flower runs as {NODE_USER}: it reaches the agent's socket, not model, data and state.",
-        "Not protected: that user can read the client's key, so such a program can pass as this client until the key is changed. "
+        "Not protected: that user reads the client's key, so such a program can pass as this client until the key is changed. "
         "It can also open connections, which a firewall rule for that user can prevent.",
         f"Files that you add to {client.path} have to be readable by {AGENT_USER} alone.",
         "Start both by: systemctl enable --now fedmrl-agent fedmrl-node",

@@ -2,6 +2,7 @@
 
 from fedmrl.results.accuracy import WHOSE, Accuracy, ByMode, ByView, LastAndBest, Means, RoundAccuracy, Scores, View, Whose
 from fedmrl.results.costs import Target, cost_to_target
+from fedmrl.results.leaves import Leaves, TensorOut
 from fedmrl.results.protocols import PROTOCOLS, SHORT, Protocol, counted
 from fedmrl.results.record import LeftOut, Record, Sent, curve, read_records
 from fedmrl.results.result import (
@@ -33,6 +34,7 @@ __all__ = [
     "DivergedRun",
     "Divergence",
     "LastAndBest",
+    "Leaves",
     "LeftOut",
     "Means",
     "Outcome",
@@ -43,6 +45,7 @@ __all__ = [
     "Scores",
     "Sent",
     "Target",
+    "TensorOut",
     "View",
     "Whose",
     "check_files",

@@ -14,6 +14,7 @@ from fedmrl.errors import DivergedError, UserError
 from fedmrl.files import check_sha256, sha256_of_bytes, sha256_of_text
 from fedmrl.results.accuracy import Accuracy, ByMode, ByView, LastAndBest, Whose
 from fedmrl.results.costs import Target
+from fedmrl.results.leaves import Leaves
 from fedmrl.results.protocols import PROTOCOLS, Protocol, counted
 from fedmrl.results.record import Record, Sent, curve, read_records
 from fedmrl.schema import Part, checked, parsed, read_text
@@ -180,6 +181,8 @@ class RunResult(_Outcome):
     clients: ClientResults
     split: list[dict[Annotated[int, Field(strict=False)], int]] | None = None
     """Each client's training samples by class; None in runs of version 0.1."""
+    leaves: Leaves | None = None
+    """What leaves a client and what stays; None in older runs and for methods that do not declare it."""
     states_sha256: str | None = None
     """SHA-256 of the server's and every client's final state."""
 
