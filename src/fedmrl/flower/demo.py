@@ -16,7 +16,7 @@ SETTINGS = {
     "clients": 3,
     "participation": 1.0,
     "partition.classes_per_client": 8,
-    "evaluation.every": 5,
+    "evaluation.every": 1,
     "training.epochs": 1,
     "models.local": ["cnn-3", "cnn-4", "cnn-5"],
 }

@@ -14,7 +14,6 @@ from fedmrl.errors import UserError
 from fedmrl.federation.folder import RunFolder
 from fedmrl.federation.server import Federation, run_in_step
 from fedmrl.federation.setup import schedule, terms_elsewhere
-from fedmrl.federation.summary import device_name
 from fedmrl.flower.flower_clients import FlowerClients, Members
 from fedmrl.flower.grid import Post
 from fedmrl.flower.server_folder import ServerFolder
@@ -73,7 +72,7 @@ def _federation(
     now = folder.load(clients.device, partial(clients.restore, 0), tell)
     if now is not None:
         tell(f"going on after round {now.rounds} of {recipe.rounds}")
-    ran_on = "reference", device_name(clients.device)
+    ran_on = "reference", "the clients' own machines"
     return Federation(recipe, terms, clients, schedule(recipe, list(clients.roster())), now=now, folder=folder, ran_on=ran_on)
 
 
