@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test lint setup clean
+.PHONY: run test test-federation lint setup clean
 
 run: $(READY)
 	$(BIN)/fedmrl compare quickstart --methods fedmrl,standalone,fedproto
@@ -12,6 +12,9 @@ run: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --cov --cov-report=term-missing
+
+test-federation: $(READY)
+	$(BIN)/python -m pytest -m federation tests/flower -v --durations=0
 
 lint: $(READY)
 	$(BIN)/ruff check .

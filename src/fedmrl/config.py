@@ -347,7 +347,7 @@ def _with_fields(method: Method, changes: Sequence[tuple[str, Any]]) -> tuple[Me
     try:
         return type(method).model_validate({**method.model_dump(), **fields}), rest
     except ValidationError as error:
-        raise UserError(_sentence(error, fields, "settings", {"method": type(method)}, prefix="method.")) from error
+        raise UserError(_recipe_sentence(error, fields, "settings", {"method": type(method)}, "method.")) from error
 
 
 def _changed(plain: dict[str, Any], changes: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -540,7 +540,7 @@ def parse_recipe(plain: Mapping[str, Any], source: str) -> Recipe:
     try:
         return Recipe.model_validate({**rest, **chosen})
     except ValidationError as error:
-        raise UserError(_sentence(error, rest, source, kinds)) from error
+        raise UserError(_recipe_sentence(error, rest, source, kinds)) from error
 
 
 def _parse_named(table: str, given: Any, source: str) -> Any:
@@ -555,7 +555,7 @@ def _parse_named(table: str, given: Any, source: str) -> Any:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        raise UserError(_sentence(error, fields, source, {table: kind}, prefix=f"{table}.")) from error
+        raise UserError(_recipe_sentence(error, fields, source, {table: kind}, f"{table}.")) from error
 
 
 def settings_of(config: str) -> dict[str, Any]:
@@ -605,10 +605,17 @@ _REQUIREMENTS = {
 }
 
 
-def _sentence(
+def _recipe_sentence(
     error: ValidationError, plain: Mapping[str, Any], source: str, kinds: Mapping[str, type[Table]], prefix: str = ""
 ) -> str:
-    """A validation error as one sentence: what, where, and what to do."""
+    """A recipe's validation error as one sentence."""
+    return sentence(error, plain, source, lambda key: _nearest(key, kinds), prefix)
+
+
+def sentence(
+    error: ValidationError, plain: Mapping[str, Any], source: str, hint: Callable[[str], str], prefix: str = ""
+) -> str:
+    """A validation error as one sentence: what, where, and what to do; `hint` ends the one on an unknown key."""
     # Of a union's branches, the user meant the one that got furthest into the input; of those equally far, prefer one with a
     # specific error to a list of names.
     problem = max(error.errors(), key=lambda found: (len(_where(found["loc"], plain)[0]), _is_specific(found)))
@@ -617,7 +624,7 @@ def _sentence(
     key = f"{prefix}{path}"
     match problem["type"]:
         case "extra_forbidden":
-            return f"{source}: there is no key {key}{_nearest(key, kinds)}"
+            return f"{source}: there is no key {key}{hint(key)}"
         case "value_error":
             where = key.rstrip(".")
             shown = "" if isinstance(value, Mapping) else f" is {value!r}"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from fedmrl.errors import CODE_FAILS, UserError, cause
 from fedmrl.files import sha256_of, user_path
@@ -161,6 +161,19 @@ def import_all(sources: Sequence[str], tell: Callable[[str], None] = lambda line
             _import_file(user_path(source, "imports").absolute(), tell)
         else:
             _executed(source, lambda source=source: importlib.import_module(source))  # type: ignore[misc]
+
+
+def load_function(text: str, where: str) -> Callable[..., Any]:
+    """The function that `package.module:function` or `file.py:function` names; `where` names the setting in errors."""
+    source, _, name = text.rpartition(":")
+    if not source or not name.isidentifier():
+        raise UserError(f"{where} is {text!r}; expected package.module:function or file.py:function")
+    import_all([source])
+    module = sys.modules[_imported[user_path(source, where).absolute()][1] if is_file(source) else source]
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise UserError(f"{where} is {text!r}, and {source} has no function {name!r}; define it there")
+    return cast(Callable[..., Any], found)
 
 
 def is_file(source: str) -> bool:

@@ -122,10 +122,16 @@ def test_bf16_is_not_encoded():
 def test_a_frame_arrives_over_a_socket_in_pieces():
     here, there = socket.socketpair()
     with here, there:
-        threading.Thread(
-            target=lambda: [here.sendall(GOOD[i : i + 7]) for i in range(0, len(GOOD), 7)] + [here.close()]
-        ).start()
+
+        def pieces():
+            for start in range(0, len(GOOD), 7):
+                here.sendall(GOOD[start : start + 7])
+            here.shutdown(socket.SHUT_WR)
+
+        thread = threading.Thread(target=pieces)
+        thread.start()
         assert receive(there, 5) == GOOD
+        thread.join()
 
 
 @pytest.mark.parametrize("sent", [b"", GOOD[:3], GOOD[:30], GOOD])

@@ -72,6 +72,11 @@ def test_random_messages_raise_nothing_but_a_frame_error(message):
         read_request(encode(Frame({**message, "type": "train"})))
 
 
+def test_an_error_is_one_line_of_printable_text():
+    failure = Failure(reason="refused", sentence="a\nfaked line \x1b[2J" + "x" * 600)
+    assert failure.sentence.startswith("a?faked line ?[2J") and len(failure.sentence) == 501
+
+
 def test_requests_are_equal_if_all_but_their_ids_is():
     arrays = to_arrays(CONTENT)
     other = TRAIN.model_copy(update={"id": new_id()})

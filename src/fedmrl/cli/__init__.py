@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from fedmrl.cli import listing, paper, running, showing
+from fedmrl.cli import listing, network, paper, running, showing
 from fedmrl.cli.terminal import end, say
 from fedmrl.errors import DivergedError, UserError, cause
 from fedmrl.version import __version__
@@ -40,8 +40,11 @@ for _command in (
     listing.models,
     listing.recipes,
     listing.data,
+    network.deal,
 ):
     app.command()(_command)
+for _name in ("server", "client", "federation", "demo"):
+    app.add_typer(getattr(network, _name), name=_name)
 
 
 def _print_version(asked: bool) -> None:

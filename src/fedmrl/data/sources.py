@@ -2,6 +2,7 @@
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -244,18 +245,29 @@ class Arrays(DataSource):
         if self.file is None:
             raise UserError("data.name is 'arrays', so data.file must name an .npz file with arrays x and y")
         path = user_path(self.file, "data.file")
-        arrays = _plain_arrays(path)
-        for name in ("x", "y"):
-            if name not in arrays:
-                raise UserError(f"{path} has no array {name!r} (it has {', '.join(arrays) or 'none'}); save it with x=…, y=…")
-        if ("x_test" in arrays) != ("y_test" in arrays):
-            raise UserError(f"{path} has only one of x_test and y_test; give both or neither")
-        suffixes = ["", "_test"] if "x_test" in arrays else [""]
-        pairs = [_pair(arrays[f"x{suffix}"], arrays[f"y{suffix}"], str(path), suffix) for suffix in suffixes]
-        if len({x.shape[1:] for x, _ in pairs}) > 1:
-            raise UserError(f"{path}: samples of x have shape {pairs[0][0].shape[1:]}, those of x_test {pairs[1][0].shape[1:]}")
-        x, y = pairs[0] if len(pairs) == 1 else (np.concatenate(both) for both in zip(*pairs, strict=True))
-        return Samples(x, y, numbered_classes(y, str(path)), len(pairs[0][0]))
+        samples = joined(_plain_arrays(path), str(path))
+        return replace(samples, classes=numbered_classes(samples.y, str(path)))
+
+
+def arrays_in(path: Path) -> Samples:
+    """The samples in an .npz file with x and y, and optionally x_test and y_test, whose classes need not all occur."""
+    return joined(_plain_arrays(path), str(path))
+
+
+def joined(arrays: Mapping[str, NDArray[Any]], where: str) -> Samples:
+    """Arrays x and y as samples, with x_test and y_test (or test_x and test_y) as official test samples, if there are any."""
+    arrays = {{"test_x": "x_test", "test_y": "y_test"}.get(name, name): array for name, array in arrays.items()}
+    for name in ("x", "y"):
+        if name not in arrays:
+            raise UserError(f"{where} has no array {name!r} (it has {', '.join(arrays) or 'none'}); save it with x=…, y=…")
+    if ("x_test" in arrays) != ("y_test" in arrays):
+        raise UserError(f"{where} has only one of x_test and y_test; give both or neither")
+    suffixes = ["", "_test"] if "x_test" in arrays else [""]
+    pairs = [_pair(arrays[f"x{suffix}"], arrays[f"y{suffix}"], where, suffix) for suffix in suffixes]
+    if len({x.shape[1:] for x, _ in pairs}) > 1:
+        raise UserError(f"{where}: samples of x have shape {pairs[0][0].shape[1:]}, those of x_test {pairs[1][0].shape[1:]}")
+    x, y = pairs[0] if len(pairs) == 1 else (np.concatenate(both) for both in zip(*pairs, strict=True))
+    return Samples(x, y, official_train=len(pairs[0][0]))
 
 
 def _plain_arrays(path: Path) -> dict[str, NDArray[Any]]:
@@ -296,9 +308,28 @@ class Given(DataSource):
         )
 
 
+class AtClients(DataSource):
+    """Data that each client keeps; the recipe has only what all know of it."""
+
+    name: ClassVar[str] = "at-clients"
+
+    shape: list[Annotated[int, Field(ge=1)]] = Field([], description="the shape of one sample")
+    classes: list[str] = Field([], description="the classes' names")
+
+    @property
+    def title(self) -> str:
+        """The name in tables and figures."""
+        return "the clients' own data"
+
+    def read(self) -> Samples:
+        """Raises `UserError`, as the data is elsewhere."""
+        raise UserError("this recipe's data is at the clients; run it with them, by 'fedmrl federation run'")
+
+
 for _source in (Digits, Arrays):
     SOURCES.add(_source.name, _source, module=__name__)
-SOURCES.add(Given.name, Given, module=__name__, listed=False)
+for _elsewhere in (Given, AtClients):
+    SOURCES.add(_elsewhere.name, _elsewhere, module=__name__, listed=False)
 
 
 def source_of(data: Dataset) -> DataSource:

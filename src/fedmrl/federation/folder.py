@@ -43,6 +43,8 @@ class RunFolder:
         self.keeps = True
         """Whether to keep clients' states after the run; during it they are always kept, for resuming."""
         self.checkpoint = Checkpoint(path / "checkpoint")
+        self.saves_every_round = False
+        """Whether to save a checkpoint after every round, whatever time it takes."""
         self._log = hashlib.sha256()  # of `rounds.jsonl` so far
         self._next_save = 0.0
 
@@ -158,9 +160,11 @@ class RunFolder:
         """Whether a record has every accuracy that the recipe requires."""
         expected: list[Whose] = ["participants"] if record.participants else []
         expected += ["all"] if self.recipe.evaluates_all(record.round) else []
-        means = [record.accuracy[whose] for whose in expected]
-        by_view = [found.get(view) for found in means if found for view in self.recipe.views]
-        return None not in means and not any(set(self.recipe.recorded_modes) - set(modes or ()) for modes in by_view)
+        means = {whose: record.accuracy[whose] for whose in expected}
+        # Clients over a network count their correct predictions right after training, before the server has aggregated.
+        views = {"participants": ("own",), "all": self.recipe.views}
+        by_view = [found.get(view) for whose, found in means.items() if found for view in views[whose]]
+        return None not in means.values() and not any(set(self.recipe.recorded_modes) - set(modes or ()) for modes in by_view)
 
     def load(self, device: torch.device, restore: Restore, tell: Callable[[str], None]) -> Snapshot | None:
         """Loads the last checkpoint with its records, and truncates the log to it; every file's SHA-256 must match.
@@ -206,7 +210,7 @@ class RunFolder:
         with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
             file.write(line)
         self._log.update(line.encode())
-        if time.monotonic() >= self._next_save:
+        if self.saves_every_round or time.monotonic() >= self._next_save:
             self.save(snapshot, states)
 
     def save(self, snapshot: Snapshot, states: SaveStates) -> None:

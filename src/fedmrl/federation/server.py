@@ -48,7 +48,7 @@ class Federation:
         self.method = terms.method
         self.modes = recipe.recorded_modes
         self.now = now or Snapshot(0, terms.server_start(clients.device))
-        self._drawn_for = max(recipe.clients, len(self.everyone))
+        self._drawn_for = len(self.everyone)
         self._begun = (time.monotonic() if begun is None else begun) - self.now.seconds
         self._cpu_begun = time.process_time() - self.now.cpu_seconds
         engine, device = ran_on

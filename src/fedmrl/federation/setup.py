@@ -39,8 +39,7 @@ def prepare(
         )
     recipe.to_toml()  # raises `UserError` if it cannot be written
     data = data or sources.load(recipe.data)
-    if recipe.training.augment.active and len(data.shape) != 3:
-        raise UserError(f"training.augment is for images, and {data.name} has samples of shape {data.shape}; leave it out")
+    _check_augmentation(recipe, data)
     splits = partition(recipe.partition, data, recipe.clients, recipe.seed)
     specs = models if models is not None else recipe.models.of_clients(recipe.clients)
     if len(specs) != recipe.clients:
@@ -55,7 +54,7 @@ def prepare(
     common = Common(data.shape, len(data.classes), small, _header(forms[specs[0]]))
     terms = Terms(recipe.method, recipe.training, common, recipe.seed, recipe.rounds, recipe.aggregation)
     setting = Setting(terms, data, members, device)
-    _check_models(setting, forms, len(schedule(recipe.model_copy(update={"rounds": 1}))[0]))
+    _check_models(setting, forms, _clients_a_round(recipe))
     return setting
 
 
@@ -73,6 +72,32 @@ def _check_spec(client: int, spec: ModelSpec) -> None:
         raise UserError(f"{where} cannot be used ({cause(error)}); mend it") from error
     if not is_line(label):
         raise UserError(f"{where} has the label {label!r}; it must be a line of text")
+
+
+def prepare_alone(recipe: Recipe, device: torch.device, client: int, member: Member, data: Dataset) -> Setting:
+    """The setting of one client that sees no other, with the checks of `prepare`. Its numbers are those that the client has
+    among others.
+    """
+    _check_augmentation(recipe, data)
+    if recipe.models.shared is None:
+        raise UserError("models.small is 'auto', and clients that do not see each other's models cannot choose it; name it")
+    _check_spec(client, member.model)
+    _check_memory(recipe, [member.model], data, device)
+    form = _form(member.model, data, recipe.seed)
+    common = Common(data.shape, len(data.classes), recipe.models.shared, _header(form))
+    terms = Terms(recipe.method, recipe.training, common, recipe.seed, recipe.rounds, recipe.aggregation)
+    setting = Setting(terms, data, {client: member}, device)
+    _check_models(setting, {member.model: form}, _clients_a_round(recipe))
+    return setting
+
+
+def _clients_a_round(recipe: Recipe) -> int:
+    return len(schedule(recipe.model_copy(update={"rounds": 1}))[0])
+
+
+def _check_augmentation(recipe: Recipe, data: Dataset) -> None:
+    if recipe.training.augment.active and len(data.shape) != 3:
+        raise UserError(f"training.augment is for images, and {data.name} has samples of shape {data.shape}; leave it out")
 
 
 def _shared_among(forms: Mapping[ModelSpec, Split], data: Dataset) -> SharedSpec:
@@ -164,7 +189,7 @@ def _check_models(setting: Setting, forms: Mapping[ModelSpec, Split], clients_a_
         _check_kind(setting, client, nets[spec])
     clients = [nets[spec] for spec in specs]
     tried: set[ModelSpec] = set()
-    for client, net in enumerate(clients):
+    for client, spec, net in zip(setting.members, specs, clients, strict=True):
         try:
             cuts = setting.subsets(client)
         except UserError as error:
@@ -173,10 +198,9 @@ def _check_models(setting: Setting, forms: Mapping[ModelSpec, Split], clients_a_
         single = any((len(cuts[subset]) - 1) % setting.training.batch_size == 0 for subset in trains)
         if single and any(isinstance(module, _BatchNorm) for module in net.modules()):
             raise UserError(
-                f"client {client}'s model ({specs[client].label}) normalises over the batch, and with "
+                f"client {client}'s model ({spec.label}) normalises over the batch, and with "
                 f"training.batch_size = {setting.training.batch_size} its last batch has a single sample; choose another"
             )
-        spec = specs[client]
         if single and spec not in tried and is_own(spec):
             tried.add(spec)
             size = f"with training.batch_size = {setting.training.batch_size} its last batch has one sample; choose another"
@@ -244,3 +268,14 @@ def _given(recipe: Recipe, path: Path) -> Schedule:
                 f"{path}: round {number}'s entry must list at least one client, each once, from 0 to {recipe.clients - 1}"
             )
     return [sorted(clients) for clients in rounds[: recipe.rounds]]
+
+
+def terms_elsewhere(recipe: Recipe, shape: Sequence[int], classes: Sequence[str]) -> Terms:
+    """What a server that has no client's data or model knows before the first round."""
+    if recipe.models.shared is None:
+        raise UserError("models.small is 'auto', and a server that does not see clients' models cannot choose it; name it")
+    x, ones = np.zeros((1, *shape), np.float32), np.ones(shape[0])
+    form_only = Dataset("the clients' own data", x, np.zeros(1, np.int64), tuple(classes), 1, 0 * ones, ones)
+    header = _header(_form(recipe.models.kinds[0], form_only, recipe.seed))
+    common = Common(form_only.shape, len(classes), recipe.models.shared, header)
+    return Terms(recipe.method, recipe.training, common, recipe.seed, recipe.rounds, recipe.aggregation)

@@ -36,8 +36,10 @@ Accuracies = dict[str, dict[str, dict[int, float]]]
 
 
 def summarise(recipe: Recipe, roster: Roster, snapshot: Snapshot, final: Accuracies, facts: Mapping[str, Any]) -> RunResult:
-    """The result of a finished run."""
+    """The result of a finished run, of the clients that could be evaluated at its end."""
     records = snapshot.records
+    evaluated = final[recipe.headline_view][recipe.headline_mode]
+    roster = {client: own for client, own in roster.items() if client in evaluated}
 
     def scores(whose: Whose) -> ByView[Scores]:
         modes = {view: Scores({m: last_and_best(records, whose, view, m) for m in recipe.recorded_modes}) for view in final}

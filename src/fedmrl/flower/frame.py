@@ -194,6 +194,8 @@ def _some(connection: socket.socket, most: int, end: float, seconds: float) -> b
             return connection.recv(most)
         except TimeoutError:
             pass
+        except ConnectionResetError:  # the peer closed it without having read all that was sent
+            return b""
         except OSError as error:
             raise FrameError(f"the connection broke ({error.strerror})") from error
     raise FrameError(f"the frame did not arrive within {seconds:g} seconds")
@@ -206,14 +208,27 @@ def send(connection: socket.socket, data: bytes | bytearray, seconds: float) -> 
     connection.shutdown(socket.SHUT_WR)
 
 
+def _connect(connection: socket.socket, path: str, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    connection.settimeout(seconds)
+    while True:
+        try:
+            connection.connect(path)
+        except BlockingIOError:  # many connect at this moment
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.02)
+        else:
+            return
+
+
 def exchange(path: str | Path, request: bytes, seconds: float, max_header: int = MAX_HEADER, max_body: int = MAX_BODY) -> bytes:
     """Sends a request's frame to the agent at a socket, and returns its reply's frame, waiting at most `seconds` for each.
 
     Raises `OSError` if there is no agent, and `FrameError` if its reply is not complete.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(seconds)
-        connection.connect(str(path))
+        _connect(connection, str(path), seconds)
         with suppress(BrokenPipeError, ConnectionResetError):  # the agent refuses a request before its end, and says why
             send(connection, request, seconds)
         return bytes(receive(connection, seconds, max_header, max_body))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedmrl.files import sha256_of_bytes
 from fedmrl.flower.frame import Arrays, Frame, FrameError, decode, encode
@@ -122,12 +122,18 @@ class EvaluateOk(Message):
     correct: dict[Literal["own", "aggregated"], dict[str, Whole]]
 
 
+def _one_line(sentence: str) -> str:
+    """The sentence without what would disturb a log or a terminal, as it may quote the request."""
+    shown = "".join(letter if letter.isprintable() else "?" for letter in sentence)
+    return shown if len(shown) <= 500 else f"{shown[:500]}…"
+
+
 class Failure(Message):
     """A request that was not carried out."""
 
     type: Literal["error"] = "error"
     reason: Reason
-    sentence: str
+    sentence: Annotated[str, AfterValidator(_one_line)]
 
 
 Request = Hello | Train | Evaluate

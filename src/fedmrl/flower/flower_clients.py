@@ -1,0 +1,333 @@
+"""The clients of a federation on Flower: each keeps its model, data and state, and every reply is checked."""
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from pydantic import Field
+
+from fedmrl.config import Recipe
+from fedmrl.engines import Terms
+from fedmrl.errors import UserError
+from fedmrl.federation.clients import Clients, Enrolled, NoReply, Reply, Request, Roster, Score
+from fedmrl.files import write_whole
+from fedmrl.flower import protocol
+from fedmrl.flower.frame import FrameError
+from fedmrl.flower.grid import Post, Unanswered
+from fedmrl.flower.protocol import Evaluate, EvaluateOk, Failure, Hello, HelloOk, Train, TrainOk
+from fedmrl.flower.registration import Registered
+from fedmrl.flower.server_config import ServerConfig
+from fedmrl.flower.server_folder import for_clients
+from fedmrl.messages import Tensors, check_form
+from fedmrl.methods import Round
+from fedmrl.schema import Part, checked, parsed, read_text
+
+T = TypeVar("T", HelloOk, TrainOk, EvaluateOk)
+
+
+class TooFewReplies(UserError):  # noqa: N818  (the name of what happened)
+    """A round had too few good replies, however often it was tried."""
+
+
+class Joined(Part):
+    """A client that has taken up a run, as written to `federation.json`."""
+
+    name: str
+    model: str
+    train: int
+    test: int
+    classes: dict[int, int] | None = None
+
+    def enrolled(self) -> Enrolled:
+        """As the server's round loop knows it."""
+        return Enrolled(self.name, self.model, self.train, self.test, self.classes)
+
+
+class Members(Part):
+    """`federation.json` in a run's folder: the run's name at the clients, and those who have joined, by number."""
+
+    run: str
+    clients: dict[int, Joined] = Field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path) -> "Members":
+        """Reads the file back."""
+        return checked(path, cls, _numbers_as_keys(parsed(path, read_text(path))))
+
+
+def _numbers_as_keys(plain: Any) -> Any:
+    """JSON has text as keys, and numbers are clients and classes."""
+    if isinstance(plain, dict):
+        return {int(key) if key.isdecimal() else key: _numbers_as_keys(value) for key, value in plain.items()}
+    return plain
+
+
+class _BadReplyError(Exception):
+    """A reply that does not count; the message says why, as a clause about the client."""
+
+
+class _StrangerError(_BadReplyError):
+    """The client's agent does not know this run, and needs a hello first."""
+
+
+class FlowerClients(Clients):
+    """The clients of one run that are reached over Flower.
+
+    A client joins by answering `hello`, when the run begins or between two rounds, and stays in the roster when it is gone.
+    """
+
+    scores_every_round = False
+    device = torch.device("cpu")
+
+    def __init__(
+        self,
+        post: Post,
+        registered: Callable[[], Sequence[Registered]],
+        recipe: Recipe,
+        terms: Terms,
+        config: ServerConfig,
+        members: Members,
+        tell: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._post, self._registered, self._tell = post, registered, tell
+        self._recipe, self._terms, self._config = recipe, terms, config
+        self._text = for_clients(recipe).to_toml()
+        start = terms.server_start(self.device)
+        self._form = terms.method.upload_form(terms.common, start, terms.dtype)
+        self.members = members
+        self.file: Path | None = None
+        """Where the members are written when some have joined."""
+        self._greeted: set[int] = set()
+
+    # ---- joining ----
+
+    def roster(self, run: int = 0) -> Roster:
+        """See `Clients`."""
+        return {number: joined.enrolled() for number, joined in sorted(self.members.clients.items())}
+
+    def admit(self) -> list[int]:
+        """Lets connected clients that have not joined do so; returns their numbers."""
+        new = [number for number in self._post.connected() if number not in self._greeted]
+        joined = dict(self.members.clients)
+        for number, greeting in self._hello(new).items():
+            if isinstance(greeting, Unanswered):
+                self._tell(f"{self._called(number)} {greeting.reason}; it does not take part")
+            elif number not in joined:
+                joined[number] = greeting
+        found = sorted(joined.keys() - self.members.clients.keys())
+        if found:
+            self.members = Members(run=self.members.run, clients=dict(sorted(joined.items())))
+            self.write_members()
+            for number in found:
+                one = joined[number]
+                self._tell(f"{one.name} joins as client {number} ({one.model}, {one.train} training samples)")
+        return found
+
+    def write_members(self) -> None:
+        """Writes `federation.json`, if the run has a folder."""
+        if self.file is not None:
+            write_whole(self.file, json.dumps(self.members.model_dump(mode="json"), indent=1) + "\n")
+
+    def gather(self, least: int, seconds: float) -> None:
+        """Waits until all registered clients have joined, or for this time; raises `UserError` if fewer than `least` have."""
+        until = time.monotonic() + seconds
+        while True:
+            self.admit()
+            here = len(self.members.clients)
+            if here >= len(self._registered()) or time.monotonic() >= until:
+                break
+            time.sleep(1)
+        if here < least:
+            raise UserError(
+                f"{here} of {len(self._registered())} registered clients have joined within {seconds:g} seconds, and a round "
+                f"needs {least}; start the others, or lower min_clients"
+            )
+
+    def _hello(self, numbers: Sequence[int]) -> dict[int, Joined | Unanswered]:
+        """Begins or goes on with the run at these clients."""
+        if not numbers:
+            return {}
+        requests = {number: Hello(run=self.members.run, client=number, recipe=self._text) for number in numbers}
+        frames = {number: protocol.to_bytes(request) for number, request in requests.items()}
+        replies = self._post.exchange(frames, "query", "hello", min(self._config.round_seconds, 120))
+        found: dict[int, Joined | Unanswered] = {}
+        for number, reply in replies.items():
+            try:
+                hello, _ = self._read(HelloOk, requests[number].id, reply)
+                found[number] = self._joined(number, hello)
+                self._greeted.add(number)
+            except _BadReplyError as bad:
+                found[number] = Unanswered(str(bad))
+        return found
+
+    def _joined(self, number: int, hello: HelloOk) -> Joined:
+        registered = self._called(number)
+        if hello.name != registered:
+            raise _BadReplyError(f"calls itself {hello.name[:80]!r}, and its key is registered as {registered}")
+        if not hello.train or not hello.test:
+            raise _BadReplyError("has no training or no test samples")
+        classes = None
+        if hello.classes is not None:
+            classes = {int(label): count for label, count in hello.classes.items() if label.isdecimal()}
+        joined = Joined(name=hello.name, model=hello.model[:200], train=hello.train, test=hello.test, classes=classes)
+        if (before := self.members.clients.get(number)) is not None and before != joined:
+            raise _BadReplyError("has other data or another model than when it joined this run")
+        return joined
+
+    def _called(self, number: int) -> str:
+        return next((client.name for client in self._registered() if client.number == number), f"client {number}")
+
+    # ---- rounds ----
+
+    def train(self, round_: Round, requests: Sequence[Request], upcoming: Sequence[Request] = ()) -> list[Reply | NoReply]:
+        """See `Clients`. With too few good replies the clients that gave none are asked again, some times."""
+        found: dict[int, Reply | NoReply] = {}
+        for attempt in range(1, self._config.attempts + 1):
+            asked = [request for request in requests if not isinstance(found.get(request.client), Reply)]
+            found |= self._train_once(round_, asked)
+            good = sum(isinstance(reply, Reply) for reply in found.values())
+            if good >= self._config.min_clients:
+                return [found[request.client] for request in requests]
+            for none in found.values():
+                if isinstance(none, NoReply):
+                    self._tell(self._sentence(none, round_))
+            if attempt < self._config.attempts:
+                self._tell(
+                    f"round {round_.index + 1} has {good} good replies; trying again in {self._config.pause_seconds:g} s"
+                )
+                time.sleep(self._config.pause_seconds)
+        raise TooFewReplies(
+            f"round {round_.index + 1} has {good} good replies and needs {self._config.min_clients}, after "
+            f"{self._config.attempts} attempts; the rounds before it are kept, so resume when the clients are back"
+        )
+
+    def _sentence(self, none: NoReply, round_: Round) -> str:
+        return f"client {none.client} ({self._called(none.client)}), round {round_.index + 1}: it {none.reason}; left out"
+
+    def _train_once(self, round_: Round, requests: Sequence[Request]) -> dict[int, Reply | NoReply]:
+        run, total = self.members.run, round_.total
+        messages = {
+            r.client: (Train(run=run, round=round_.index, rounds=total, since=r.since, earlier=r.earlier), r.content or {})
+            for r in requests
+        }
+        replies = self._ask(TrainOk, messages, "train", str(round_.index + 1))
+        found: dict[int, Reply | NoReply] = {}
+        for client, reply in replies.items():
+            try:
+                if isinstance(reply, Unanswered):
+                    raise _BadReplyError(reply.reason)
+                found[client] = self._reply(round_, client, *reply)
+            except _BadReplyError as bad:
+                found[client] = NoReply(client, str(bad))
+        return found
+
+    def _reply(self, round_: Round, client: int, trained: TrainOk, upload: Tensors) -> Reply:
+        if trained.round != round_.index:
+            raise _BadReplyError(f"sent round {trained.round + 1}, and was asked for round {round_.index + 1}")
+        if trained.loss is None or not trained.finite:
+            raise _BadReplyError("has a loss or weights that became NaN or infinite")
+        try:
+            check_form(upload, self._form)
+        except UserError as error:
+            raise _BadReplyError(f"sent an upload that does not fit: {error}") from error
+        for name, tensor in upload.items():
+            if not torch.isfinite(tensor).all():
+                raise _BadReplyError(f"sent {name} with values that are NaN or infinite")
+        norm = math.sqrt(sum(float(tensor.double().square().sum()) for tensor in upload.values()))
+        if not norm <= self._config.max_norm:
+            raise _BadReplyError(f"sent an upload of norm {norm:.3g}, and at most {self._config.max_norm:.3g} is taken")
+        self._check_counts(client, "own", trained.correct, self._recipe.recorded_modes)
+        told = torch.tensor([trained.loss, 1.0], dtype=torch.float64)
+        correct = {mode: trained.correct[mode] for mode in self._recipe.recorded_modes}
+        return Reply(client, upload, told, trained.flops, correct=correct)
+
+    def _check_counts(self, client: int, view: str, counts: Mapping[str, int], modes: Sequence[str]) -> None:
+        if missing := set(modes) - set(counts):
+            raise _BadReplyError(f"lacks counts of correct predictions ({view}, {min(missing)})")
+        tested = self.members.clients[client].test
+        if any(count > tested for count in counts.values()):
+            raise _BadReplyError(f"counts more correct predictions than its {tested} test samples")
+
+    def evaluate(self, requests: Sequence[Request], modes: Sequence[str]) -> list[Score]:
+        """See `Clients`; raises `UserError` if no client replies."""
+        run, views = self.members.run, self._recipe.views
+        messages = {
+            r.client: (Evaluate(run=run, since=r.since, content=r.content is not None, modes=list(modes)), r.content or {})
+            for r in requests
+        }
+        scores: list[Score] = []
+        for client, reply in self._ask(EvaluateOk, messages, "evaluate", "evaluation").items():
+            try:
+                if isinstance(reply, Unanswered):
+                    raise _BadReplyError(reply.reason)
+                correct = {view: reply[0].correct.get(view, {}) for view in views}  # type: ignore[call-overload]
+                for view, counts in correct.items():
+                    self._check_counts(client, view, counts, modes)
+                scores.append(Score(client, correct))
+            except _BadReplyError as bad:
+                self._tell(f"client {client} ({self._called(client)}): it {bad!s}; it is not evaluated")
+        if requests and not scores:
+            raise TooFewReplies("no client could be evaluated; the rounds so far are kept, so resume when the clients are back")
+        return scores
+
+    def facts(self, run: int) -> dict[str, Any]:
+        """See `Clients`."""
+        data = self._recipe.data
+        return {"store": "clients", "class_names": list(getattr(data, "classes", ())) or None}
+
+    # ---- messages ----
+
+    def _ask(
+        self, kind: type[T], messages: Mapping[int, tuple[protocol.Request, Tensors]], name: str, group: str
+    ) -> dict[int, tuple[T, Tensors] | Unanswered]:
+        """Each client's typed reply, in the order of the messages; a client that asks for `hello` first gets it."""
+        until = time.monotonic() + self._config.round_seconds
+        found, strangers = self._ask_once(kind, messages, name, group, self._config.round_seconds)
+        if strangers:  # their agents were started again
+            greeted = self._hello(sorted(strangers))
+            found |= {number: reply for number, reply in greeted.items() if isinstance(reply, Unanswered)}
+            known = {number: messages[number] for number in strangers - found.keys()}
+            again, strangers = self._ask_once(kind, known, name, group, max(until - time.monotonic(), 1.0))
+            found |= again | {number: Unanswered("does not know this run, even after a hello") for number in strangers}
+        return {number: found[number] for number in messages}
+
+    def _ask_once(
+        self, kind: type[T], messages: Mapping[int, tuple[protocol.Request, Tensors]], name: str, group: str, seconds: float
+    ) -> tuple[dict[int, tuple[T, Tensors] | Unanswered], set[int]]:
+        """The clients' replies, and the clients that need a hello first."""
+        frames = {number: protocol.to_bytes(message, content) for number, (message, content) in messages.items()}
+        found: dict[int, tuple[T, Tensors] | Unanswered] = {}
+        strangers: set[int] = set()
+        for number, reply in self._post.exchange(frames, name, group, seconds).items():
+            try:
+                found[number] = self._read(kind, messages[number][0].id, reply)
+            except _StrangerError:
+                strangers.add(number)
+            except _BadReplyError as bad:
+                found[number] = Unanswered(str(bad))
+        return found, strangers
+
+    def _read(self, kind: type[T], message_id: str, reply: bytes | Unanswered) -> tuple[T, Tensors]:
+        """A reply of this kind to this message."""
+        if isinstance(reply, Unanswered):
+            raise _BadReplyError(reply.reason)
+        most = int(self._config.max_megabytes * 1e6)
+        if len(reply) > most:
+            raise _BadReplyError(f"sent {len(reply):,} bytes, and at most {most:,} are taken")
+        try:
+            message, arrays = protocol.read_reply(reply, max_body=most)
+        except FrameError as error:
+            raise _BadReplyError(f"sent a reply that cannot be read: {error}") from error
+        if isinstance(message, Failure):
+            if message.reason == "hello-first":
+                raise _StrangerError("does not know this run")
+            raise _BadReplyError(f"refused: {' '.join(message.sentence.split())[:300]}")
+        if message.id != message_id:
+            raise _BadReplyError("replied to another message")
+        if not isinstance(message, kind):
+            raise _BadReplyError(f"sent {message.type}, which is no reply to this")
+        return message, protocol.to_tensors(arrays)

@@ -1,0 +1,161 @@
+"""The Unix socket at which an agent listens: one request and one reply a connection, read concurrently, within a deadline."""
+
+import grp
+import logging
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from fedmrl.errors import UserError
+from fedmrl.flower.client_config import ClientConfig
+from fedmrl.flower.frame import FrameError, receive, send
+from fedmrl.flower.protocol import Failure, to_bytes
+
+log = logging.getLogger("fedmrl.agent")
+
+_LONGEST_PATH = 107  # bytes of a Unix socket's path, a limit of Linux
+
+
+class Listener:
+    """Accepts connections until it is closed.
+
+    Only whole requests reach `handle(data, uid)`. When there are too many connections, the one that has been sending for
+    longest is closed, so that idle ones keep nobody out.
+    """
+
+    def __init__(self, config: ClientConfig, handle: Callable[[bytearray, int], bytes]) -> None:
+        self.config, self.handle = config, handle
+        self.path = Path(config.socket)
+        self._lock, self._serving = threading.Lock(), threading.Lock()
+        self._open: dict[socket.socket, threading.Thread] = {}
+        self._sending: dict[socket.socket, None] = {}
+        """Connections whose request is not complete, the oldest first."""
+        self._closed = False
+        self._socket = self._bound()
+
+    def _bound(self) -> socket.socket:
+        if len(os.fsencode(self.path)) > _LONGEST_PATH:
+            raise UserError(f"socket is {self.path}, longer than the {_LONGEST_PATH} bytes that a socket's path may have")
+        if self.path.is_socket():
+            if _answers(self.path):
+                raise UserError(f"another agent listens at {self.path}; stop it, or choose another socket")
+            self.path.unlink()  # left by an agent that was killed
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = os.umask(0o177)  # nobody may connect before the group is set
+        try:
+            listening.bind(str(self.path))
+            if self.config.socket_group is not None:
+                os.chown(self.path, -1, grp.getgrnam(self.config.socket_group).gr_gid)
+            self.path.chmod(0o660)
+            listening.listen(64)
+        except KeyError as error:
+            listening.close()
+            self.path.unlink()
+            raise UserError(f"socket_group is {self.config.socket_group!r}, and there is no such group") from error
+        except OSError as error:
+            listening.close()
+            raise UserError(f"cannot listen at {self.path} ({error.strerror}); choose another socket") from error
+        finally:
+            os.umask(before)
+        listening.settimeout(0.2)  # between looks at whether it was closed
+        return listening
+
+    def serve(self) -> None:
+        """Serves until `close` is called from another thread."""
+        with self._serving:
+            while not self._closed:
+                try:
+                    connection, _ = self._socket.accept()
+                except TimeoutError:
+                    continue
+                except OSError as error:  # out of file descriptors
+                    log.warning("a connection could not be accepted (%s)", error)
+                    time.sleep(0.2)
+                    continue
+                self._take(connection)
+
+    def close(self) -> None:
+        """Stops `serve`; requests that have arrived are still answered."""
+        self._closed = True
+        with self._serving:
+            self._socket.close()
+            self.path.unlink(missing_ok=True)
+        with self._lock:
+            threads = list(self._open.values())
+            for waiting in self._sending:
+                _end(waiting)
+        for thread in threads:
+            thread.join()
+
+    def _take(self, connection: socket.socket) -> None:
+        with self._lock:
+            full = len(self._open) >= self.config.max_connections
+            if full and self._sending:
+                oldest = next(iter(self._sending))
+                del self._sending[oldest]
+                _end(oldest)
+                log.warning("closed a connection that had not sent its request, as there were too many")
+            elif full:
+                sentence = "too many requests are waiting; try again"
+                _answer(connection, to_bytes(Failure(reason="busy", sentence=sentence)), seconds=1)
+                connection.close()
+                return
+            thread = threading.Thread(target=self._serve_one, args=[connection], name="agent-connection", daemon=True)
+            self._open[connection], self._sending[connection] = thread, None
+        thread.start()
+
+    def _serve_one(self, connection: socket.socket) -> None:
+        try:
+            pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            reply = self._reply(connection, pid, uid)
+            _answer(connection, reply, self.config.seconds)
+        except Exception:
+            log.exception("a connection failed")
+        finally:
+            with self._lock:
+                self._sending.pop(connection, None)
+                del self._open[connection]
+            connection.close()
+
+    def _reply(self, connection: socket.socket, pid: int, uid: int) -> bytes:
+        log.info("connection from process %d of user %d", pid, uid)
+        if self.config.uids and uid not in self.config.uids:
+            log.warning("refused user %d, who is not in uids", uid)
+            return to_bytes(Failure(reason="refused", sentence="this user may not connect"))
+        try:
+            data = receive(connection, self.config.seconds, max_body=self.config.bounds.max_message_bytes)
+        except FrameError as error:
+            log.warning("a message from user %d was not read: %s", uid, error)
+            return to_bytes(Failure(reason="bad-message", sentence=str(error)))
+        finally:
+            with self._lock:
+                self._sending.pop(connection, None)
+        return self.handle(data, uid)
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1)
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+        return True
+
+
+def _answer(connection: socket.socket, reply: bytes, seconds: float) -> None:
+    try:
+        send(connection, reply, seconds)
+    except OSError as error:  # the peer has gone, or does not read
+        log.warning("a reply was not taken (%s)", error)
+
+
+def _end(connection: socket.socket) -> None:
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        log.debug("the connection had ended")

@@ -1,0 +1,309 @@
+"""The agent gives what a simulation gives, bit for bit, and keeps its states by round."""
+
+import logging
+import resource
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+
+import numpy as np
+import pytest
+import torch
+from organisations import CPU, Peer, federation, files, serving, small_quickstart, write_client
+
+from fedmrl.federation.setup import prepare
+from fedmrl.federation.simulation import Simulation
+from fedmrl.flower.frame import FrameError
+from fedmrl.flower.protocol import Failure, HelloOk, TrainOk
+from fedmrl.flower.states import RunStates
+from fedmrl.messages import Upload
+from fedmrl.methods import METHODS, Round
+
+
+def simulated(recipe, setting):
+    """A federation run to its end, with the uploads of each round."""
+    fed, uploads = Simulation(recipe, setting), []
+    train = fed.clients.train
+
+    def training(round_, requests, upcoming=()):
+        replies = train(round_, requests, upcoming)
+        uploads.append({reply.client: reply for reply in replies})
+        return replies
+
+    fed.clients.train = training
+    result = fed.run()
+    return fed, uploads, result
+
+
+def equal(one, other):
+    return one.keys() == other.keys() and all(
+        one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]) for name in one
+    )
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_three_agents_give_the_uploads_states_and_counts_of_a_simulation_bit_for_bit(method, tmp_path):
+    recipe = small_quickstart(method, evaluation__every=1)
+    with federation(tmp_path, recipe) as (setting, peers):
+        fed, expected, _ = simulated(recipe, setting)
+        hellos = [peer.hello() for peer in peers]
+        assert [hello.train for hello in hellos] == [len(member.train) for member in setting.members.values()]
+        assert [hello.model for hello in hellos] == [member.model.label for member in setting.members.values()]
+        server, since = setting.server_start(), None
+        for r in range(recipe.rounds):
+            uploads = []
+            for k, peer in enumerate(peers):
+                reply, upload = peer.train(r, since, setting.method.answer(server, k, since))
+                assert isinstance(reply, TrainOk) and reply.finite
+                told = expected[r][k]
+                assert equal(upload, told.upload)
+                assert (reply.loss, reply.flops) == (told.told[0].item(), told.flops)
+                uploads.append(Upload(k, hellos[k].train, upload))
+            server, since = setting.method.aggregate(server, uploads, Round(r, recipe.rounds), recipe.aggregation), r
+            accuracy = fed.now.records[r].accuracy.all
+            for view in recipe.views:
+                for mode in recipe.recorded_modes:
+                    shares = []
+                    for k, peer in enumerate(peers):
+                        content = setting.method.answer(server, k, None) if setting.method.hears_server else None
+                        correct = peer.evaluate(since, content).correct
+                        shares.append(correct[view][mode] / hellos[k].test)
+                    assert np.mean(shares) == pytest.approx(accuracy[view][mode], abs=1e-12)
+        for k, peer in enumerate(peers):
+            assert equal(peer.agent._run.state(1), fed.clients.state(k, fed.now.last_round[k]))
+        assert equal(server, fed.now.server)
+
+
+@pytest.fixture
+def one(tmp_path):
+    recipe = small_quickstart(rounds=20)
+    setting = prepare(recipe, CPU)
+    path = write_client(tmp_path / "client", setting, 0)
+    with serving(path) as agent:
+        peer = Peer(agent, recipe)
+        peer.setting, peer.path, peer.content = setting, path, setting.server_start()
+        peer.state = tmp_path / "client" / "state"
+        assert isinstance(peer.hello(), HelloOk)
+        yield peer
+
+
+def test_a_hello_says_who_the_client_is_and_what_would_leave(one):
+    hello = one.hello()
+    assert (hello.name, hello.states, hello.classes) == ("organisation 0", [None], None)
+    assert hello.uploads.keys() == one.content.keys()
+    assert hello.uploads["small.header.weight"].shape == list(one.content["small.header.weight"].shape)
+    assert hello.flops_later == hello.flops_first > 0
+    assert not (one.state / "runs").exists(), "nothing is written before the first training"
+
+
+def test_the_counts_after_a_training_are_those_of_an_evaluation_without_content(one):
+    reply, _ = one.train(0, None, one.content)
+    assert one.evaluate(0, None).correct == {"own": reply.correct}
+    assert one.evaluate(0, one.content).correct.keys() == {"own", "aggregated"}
+
+
+def test_an_equal_request_gets_the_cached_reply_also_after_a_restart(one, tmp_path):
+    reply, upload = one.train(0, None, one.content)
+    states = files(one.state / "runs")
+    again, same = one.train(0, None, one.content)
+    assert again.model_copy(update={"id": ""}) == reply.model_copy(update={"id": ""}) and again.id != reply.id
+    assert equal(upload, same) and files(one.state / "runs") == states
+    one.agent.close()
+    with serving(one.path) as agent:
+        after = Peer(agent, one.recipe)
+        assert after.train(0, None, one.content)[0].reason == "hello-first"
+        assert after.hello().states == [None, 0]
+        assert equal(upload, after.train(0, None, one.content)[1])
+
+
+def test_a_training_counts_when_a_later_one_continues_from_it_and_until_then_either_state_may(one):
+    one.train(0, None, one.content)
+    first = one.train(1, 0, one.content)
+    assert one.hello().states == [0, 1]
+    assert one.train(2, None, one.content)[0].reason == "refused", "the initial state is over"
+    second = one.train(2, 0, one.content)  # the server lost round 1
+    assert one.hello().states == [0, 2] and second[0].loss != first[0].loss
+    assert one.train(3, 1, one.content, earlier=2)[0].reason == "refused"
+    assert isinstance(one.train(3, 2, one.content, earlier=2)[0], TrainOk)
+    assert one.hello().states == [2, 3]
+
+
+def test_a_restarted_agent_goes_on_bit_for_bit(one):
+    one.train(0, None, one.content)
+    one.agent.close()
+    with serving(one.path) as agent:
+        peer = Peer(agent, one.recipe)
+        peer.hello()
+        stopped = peer.train(1, 0, one.content)[1]
+    other = write_client(one.path.parent.parent / "other", one.setting, 0)
+    with serving(other) as agent:
+        peer = Peer(agent, one.recipe)
+        peer.hello()
+        peer.train(0, None, one.content)
+        assert equal(peer.train(1, 0, one.content)[1], stopped)
+
+
+def test_two_runs_do_not_mix_their_states(one):
+    one.train(0, None, one.content)
+    first = files(one.state / "runs" / "r")
+    other = Peer(one.agent, small_quickstart(rounds=20, seed=1), run="other")
+    assert other.train(0, None, one.content)[0].reason == "hello-first"
+    assert other.hello().states == [None]
+    assert one.train(1, 0, one.content)[0].reason == "hello-first"
+    assert isinstance(other.train(0, None, other.recipe and one.content)[0], TrainOk)
+    assert files(one.state / "runs" / "r") == first
+    assert one.hello().states == [None, 0]
+    assert isinstance(one.train(1, 0, one.content)[0], TrainOk)
+
+
+def test_another_recipe_for_a_run_that_was_named_and_never_trained_is_refused(one):
+    other = small_quickstart(rounds=20, seed=1)
+    assert isinstance(Peer(one.agent, one.recipe, run="other").hello(), HelloOk)
+    assert isinstance(one.hello(), HelloOk)
+    assert Peer(one.agent, other, run="other").hello().sentence == "run other began with another recipe"
+
+
+def test_a_killed_agent_starts_again_and_goes_on_bit_for_bit(one, tmp_path):
+    code = """if True:
+        import sys, torch
+        from pathlib import Path
+        from fedmrl.flower.agent import Agent
+        from fedmrl.flower.client_config import load_organisation
+        torch.set_num_threads(1)
+        with Agent(load_organisation(Path(sys.argv[1]))) as agent:
+            print("ready", flush=True)
+            agent.serve()
+    """
+    path = write_client(tmp_path / "killed", one.setting, 0)
+    contents = [one.content, {name: tensor / 2 for name, tensor in one.content.items()}]
+
+    def started():
+        process = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True)
+        assert process.stdout.readline() == "ready\n"
+        process.stdout.close()
+        peer = Peer(one.agent, one.recipe)
+        peer.socket = path.with_name("agent.sock")
+        return process, peer
+
+    process, peer = started()
+    peer.hello()
+    peer.train(0, None, contents[0])
+
+    def cut_off():
+        with suppress(FrameError, OSError):
+            peer.train(1, 0, contents[1])
+
+    thread = threading.Thread(target=cut_off)
+    thread.start()
+    time.sleep(0.02)  # the training takes longer
+    process.kill()
+    process.wait()
+    thread.join()
+    process, peer = started()
+    try:
+        assert set(peer.hello().states) in ({None, 0}, {0, 1})
+        _, upload = peer.train(1, 0, contents[1])
+    finally:
+        process.terminate()
+        process.wait()
+    one.train(0, None, contents[0])
+    assert equal(one.train(1, 0, contents[1])[1], upload)
+
+
+def test_a_training_that_diverges_is_told_and_changes_no_state(tmp_path):
+    recipe = small_quickstart(rounds=20, training__lr=1e30, training__clip=1e30)
+    setting = prepare(recipe, CPU)
+    with serving(write_client(tmp_path / "client", setting, 0)) as agent:
+        peer = Peer(agent, recipe)
+        peer.hello()
+        reply, upload = peer.train(0, None, setting.server_start())
+        assert (reply.loss, upload, reply.correct) == (None, {}, {})
+        assert peer.hello().states == [None]
+        assert peer.train(0, None, setting.server_start(), rounds=20)[0].loss is None, "an equal request gets the cached reply"
+
+
+def test_test_samples_of_their_own_are_used_as_such(tmp_path):
+    recipe = small_quickstart()
+    setting = prepare(recipe, CPU)
+    path = write_client(tmp_path / "client", setting, 0)
+    x, y = setting.data.x, setting.data.y
+    np.savez(tmp_path / "client" / "data.npz", x=x[:50], y=y[:50], test_x=x[50:57], test_y=y[50:57])
+    with serving(path) as agent:
+        hello = Peer(agent, recipe).hello()
+        assert (hello.train, hello.test) == (50, 7)
+
+
+def test_class_counts_leave_only_if_the_organisation_says_so(tmp_path):
+    recipe = small_quickstart()
+    setting = prepare(recipe, CPU)
+    path = write_client(tmp_path / "client", setting, 0, bounds={"class_counts": True})
+    with serving(path) as agent:
+        hello = Peer(agent, recipe).hello()
+        assert sum(hello.classes.values()) == hello.train
+
+
+def test_a_failure_of_the_clients_own_is_told_without_anything_private(one, caplog):
+    one.train(0, None, one.content)
+    path = next((one.state / "runs" / "r").glob("*.safetensors"))
+    path.write_bytes(b"damaged")
+    before = files(one.state)
+    with caplog.at_level(logging.ERROR):
+        reply, _ = one.train(1, 0, one.content)
+    assert (reply.reason, reply.sentence) == ("failed", "the client could not carry this out; its own log says why")
+    assert path.name in caplog.text and files(one.state) == before
+    assert isinstance(one.train(1, None, one.content)[0], TrainOk), "the initial state is still good"
+
+
+@pytest.mark.parametrize("full", ["the states' disk", "the audit log's"])
+def test_on_a_full_disk_a_training_is_answered_with_an_error_and_the_earlier_state_is_still_good(one, full, monkeypatch):
+    _, upload = one.train(0, None, one.content)
+    before = files(one.state)
+    largest = max(len(content) for name, content in before.items() if name.endswith("safetensors"))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if full == "the states' disk":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest - 100, limits[1]))
+    else:
+        monkeypatch.setattr(one.agent.audit, "path", one.state)  # a folder, which cannot be written to
+    try:
+        reply, content = one.train(1, 0, one.content)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        monkeypatch.undo()
+    assert (reply.reason, content) == ("failed", {}) and str(one.state) not in reply.sentence
+    assert files(one.state) == before
+    assert equal(one.train(0, None, one.content)[1], upload)
+    assert isinstance(one.train(1, 0, one.content)[0], TrainOk)
+
+
+def test_a_training_that_a_crash_cut_off_before_its_commit_is_done_again_with_the_same_result(one, monkeypatch):
+    one.train(0, None, one.content)
+    monkeypatch.setattr(RunStates, "commit", lambda *given: (_ for _ in ()).throw(SystemExit))
+    assert one.train(1, 0, one.content)[0].reason == "failed"
+    assert len(list((one.state / "runs" / "r").iterdir())) == 5, "the new files are there, and not in the index"
+    monkeypatch.undo()
+    one.agent.close()
+    with serving(one.path) as agent:
+        peer = Peer(agent, one.recipe)
+        assert peer.hello().states == [None, 0]
+        again = peer.train(1, 0, one.content)[1]
+    with serving(write_client(one.path.parent.parent / "other", one.setting, 0)) as agent:
+        peer = Peer(agent, one.recipe)
+        peer.hello()
+        peer.train(0, None, one.content)
+        assert equal(peer.train(1, 0, one.content)[1], again)
+
+
+def test_an_agent_holds_its_state_folder_and_socket_for_itself(one):
+    from fedmrl import UserError
+    from fedmrl.flower.agent import Agent
+    from fedmrl.flower.client_config import load_organisation
+
+    with pytest.raises(UserError, match="another agent uses"):
+        Agent(load_organisation(one.path))
+    other = one.path.with_name("other.toml")
+    other.write_text(one.path.read_text().replace("[bounds]", "", 1) and f'state = "elsewhere"\n{one.path.read_text()}')
+    with pytest.raises(UserError, match="another agent listens"):
+        Agent(load_organisation(other))
+    assert not isinstance(one.hello(), Failure)

@@ -1,0 +1,183 @@
+"""The commands of federations over a network, as far as they need no running server."""
+
+import stat
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from tiny import tiny_recipe
+from typer.testing import CliRunner
+
+from fedmrl.cli import app
+from fedmrl.data import sources
+from fedmrl.data.partition import partition
+from fedmrl.errors import UserError
+from fedmrl.flower.certificates import make_certificates, make_node_key
+from fedmrl.flower.client_folder import ClientFolder
+from fedmrl.flower.deal import deal
+from fedmrl.flower.server_config import read_config
+from fedmrl.flower.server_folder import ServerFolder
+
+
+def fedmrl(*words):
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done
+
+
+@pytest.fixture
+def dealt(tmp_path):
+    recipe = tiny_recipe(clients=3)
+    file = tmp_path / "recipe.toml"
+    file.write_text(recipe.to_toml())
+    return recipe, file, deal(recipe, tmp_path / "clients")
+
+
+def test_server_init_makes_a_folder_that_only_its_owner_enters(tmp_path):
+    fedmrl("server", "init", tmp_path / "s", "--host", "fl.example.org", "--host", "10.0.0.1", "--port", 9443)
+    server = ServerFolder.opened(tmp_path / "s")
+    config = server.config()
+    assert (config.hosts, config.port, config.listen) == (["fl.example.org", "10.0.0.1"], 9443, "0.0.0.0")
+    assert server.address == "127.0.0.1:9443"
+    assert stat.S_IMODE(server.path.stat().st_mode) == 0o700
+    assert server.authority.is_file() and "ca.crt" in (server.path / "README.md").read_text()
+
+
+def test_server_init_overwrites_nothing(tmp_path):
+    (tmp_path / "mine").write_text("x")
+    with pytest.raises(UserError, match="is not empty"):
+        fedmrl("server", "init", tmp_path, "--host", "localhost")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_server_init_with_a_bad_host_makes_nothing(tmp_path):
+    with pytest.raises(UserError, match="no host name"):
+        fedmrl("server", "init", tmp_path / "s", "--host", "a b")
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [("min_clients = 0", "min_clients"), ("max_nrm = 3", "max_nrm"), ("port = '1'", "port"), ("x", "no TOML")],
+)
+def test_a_mistake_in_server_toml_is_told_with_its_key(tmp_path, line, words):
+    ServerFolder.create(tmp_path / "s", ["localhost"])
+    path = tmp_path / "s" / "server.toml"
+    kept = [old for old in path.read_text().splitlines() if old.partition("=")[0].strip() != line.partition("=")[0].strip()]
+    path.write_text("\n".join([*kept, line]))
+    with pytest.raises(UserError, match=words):
+        read_config(path)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["server", "start"],
+        ["server", "register", "n", "k.pub"],
+        ["client", "start"],
+        ["client", "audit"],
+        ["client", "check"],
+    ],
+)
+def test_a_folder_that_is_none_is_named(tmp_path, words):
+    command, rest = words[:2], words[2:]
+    with pytest.raises(UserError, match="folder"):
+        fedmrl(*command, tmp_path, *rest)
+
+
+def test_client_init_makes_a_key_and_a_template_and_says_what_is_not_protected(tmp_path):
+    make_certificates(tmp_path / "c", ["localhost"])
+    done = fedmrl("client", "init", tmp_path / "k", "--server", "fl.example.org:8443", "--ca", tmp_path / "c" / "ca.crt")
+    client = ClientFolder.opened(tmp_path / "k")
+    assert client.public_key.is_file() and stat.S_IMODE(client.key.stat().st_mode) == 0o600
+    assert client.connection().server == "fl.example.org:8443"
+    assert "Not protected: agent and SuperNode run as one user" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("server", "words"), [("fl.example.org", "host and port"), (":1", "host and port"), ("a:b", "host and port")]
+)
+def test_client_init_refuses_an_address_without_host_or_port(tmp_path, server, words):
+    make_certificates(tmp_path / "c", ["localhost"])
+    with pytest.raises(UserError, match="host and port"):
+        fedmrl("client", "init", tmp_path / "k", "--server", server, "--ca", tmp_path / "c" / "ca.crt")
+
+
+def test_client_init_keeps_a_client_toml_that_is_there(tmp_path, dealt):
+    _, _, (path, *_) = dealt
+    before = (path / "client.toml").read_bytes()
+    make_certificates(tmp_path / "c", ["localhost"])
+    fedmrl("client", "init", path, "--server", "localhost:1", "--ca", tmp_path / "c" / "ca.crt")
+    assert (path / "client.toml").read_bytes() == before
+
+
+def test_client_check_says_what_would_leave(dealt):
+    _, file, (path, *_) = dealt
+    done = fedmrl("client", "check", path, "--recipe", file)
+    assert "a round of FedMRL works" in done.stdout
+    assert "small.header.weight" in done.stdout and "local." not in done.stdout
+    assert not (path / "state").exists()
+
+
+def test_client_check_tells_what_the_client_would_refuse(dealt):
+    _, file, (path, *_) = dealt
+    toml = path / "client.toml"
+    toml.write_text(toml.read_text().replace('"fedmrl"', '"fml"'))
+    with pytest.raises(UserError, match=r"would refuse the recipe: method\.name is 'fedmrl'"):
+        fedmrl("client", "check", path, "--recipe", file)
+
+
+def test_client_audit_of_a_client_that_never_ran_is_empty(dealt):
+    _, _, (path, *_) = dealt
+    assert fedmrl("client", "audit", path, "--json").stdout.strip() == "[]"
+
+
+def test_deal_gives_each_client_the_samples_that_it_has_in_a_simulation(tmp_path, dealt):
+    recipe, file, paths = dealt
+    assert "3 clients" in fedmrl("deal", file, tmp_path / "again").stdout
+    data = sources.load(recipe.data)
+    for own, path in zip(partition(recipe.partition, data, 3, recipe.seed), paths, strict=True):
+        with np.load(path / "data.npz") as arrays:
+            assert np.array_equal(arrays["x"], data.x[own.train]) and np.array_equal(arrays["y_test"], data.y[own.test])
+        assert (tmp_path / "again" / path.name / "client.toml").read_bytes() == (path / "client.toml").read_bytes()
+
+
+def test_deal_overwrites_nothing(dealt):
+    _, file, paths = dealt
+    with pytest.raises(UserError, match="is not empty"):
+        fedmrl("deal", file, paths[0].parent)
+
+
+@pytest.mark.parametrize("words", [[], ["quickstart", "--resume", "x"]])
+def test_federation_run_wants_a_recipe_or_a_run_to_resume(tmp_path, words):
+    ServerFolder.create(tmp_path / "s", ["localhost"])
+    with pytest.raises(UserError, match="give a recipe to start, or --resume"):
+        fedmrl("federation", "run", *words, "--server", tmp_path / "s")
+
+
+def test_federation_run_without_clients_starts_nothing(tmp_path):
+    server = ServerFolder.create(tmp_path / "s", ["localhost"])
+    with pytest.raises(UserError, match="no client is registered"):
+        fedmrl("federation", "run", "quickstart", "--server", tmp_path / "s")
+    assert not list(server.recipes.iterdir())
+
+
+def test_a_run_that_is_not_there_cannot_be_resumed(tmp_path):
+    ServerFolder.create(tmp_path / "s", ["localhost"])
+    with pytest.raises(UserError, match="there is no run old to resume"):
+        fedmrl("federation", "run", "--resume", "old", "--server", tmp_path / "s")
+
+
+def test_registering_without_a_running_server_registers_nothing(tmp_path):
+    server = ServerFolder.create(tmp_path / "s", ["localhost"], "127.0.0.1", 1)
+    make_node_key(tmp_path / "north")
+    with pytest.raises(UserError, match="flwr supernode"):
+        fedmrl("server", "register", tmp_path / "s", "north", tmp_path / "north.pub")
+    assert server.registered() == []
+
+
+def test_the_command_line_loads_neither_flower_nor_torch():
+    code = "import sys, fedmrl.cli; print(sorted({'flwr', 'torch', 'cryptography'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip() == "[]"

@@ -1,0 +1,209 @@
+"""The server's side of a federation: joining, rounds, and what is left out."""
+
+import re
+
+import numpy as np
+import pytest
+from in_process import CONFIG, in_process, same_numbers, simulated
+from tiny import ALL_METHODS, tiny_recipe
+
+from fedmrl.errors import UserError
+from fedmrl.flower.certificates import make_node_key
+from fedmrl.flower.flower_clients import TooFewReplies
+from fedmrl.flower.frame import Frame, decode, encode
+
+
+def small(method="fedmrl", **settings):
+    return tiny_recipe(method, **{"rounds": 2, "clients": 3, "participation": 1.0, "evaluation__every": 1, **settings})
+
+
+@pytest.mark.parametrize("method", ALL_METHODS)
+def test_every_method_gives_the_reference_engines_numbers(method, tmp_path, monkeypatch):
+    recipe = small(method)
+    with in_process(tmp_path, recipe, monkeypatch) as made:
+        same_numbers(made.run(), simulated(recipe))
+
+
+def test_sampled_rounds_are_those_of_a_simulation(tmp_path, monkeypatch):
+    recipe = small(clients=4, participation=0.5, rounds=3)
+    with in_process(tmp_path, recipe, monkeypatch) as made:
+        same_numbers(made.run(), simulated(recipe))
+
+
+def changed(message=None, arrays=None):
+    """A change of a reply's message, or of its arrays."""
+
+    def change(frame):
+        found = decode(frame)
+        return encode(Frame({**found.message, **(message or {})}, (arrays or (lambda a: a))(dict(found.arrays))))
+
+    return change
+
+
+def one_array(function):
+    def change(arrays):
+        name = "small.header.weight" if "small.header.weight" in arrays else max(arrays, key=lambda n: arrays[n].size)
+        return {**arrays, name: function(arrays[name].copy())}
+
+    return changed(arrays=change)
+
+
+BAD = {
+    "NaN": (one_array(lambda a: a * np.nan), "NaN or infinite"),
+    "infinite": (one_array(lambda a: a + np.inf), "NaN or infinite"),
+    "a wrong shape": (one_array(lambda a: a[:-1]), "does not fit: it has .* of shape"),
+    "a wrong type": (one_array(lambda a: a.astype(np.float32)), "expected float64"),
+    "huge values": (one_array(lambda a: a + 1e9), "norm"),
+    "a tensor more": (changed(arrays=lambda a: {**a, "local.fc.weight": np.ones(3)}), "local.fc.weight"),
+    "a tensor less": (changed(arrays=lambda a: dict(list(a.items())[1:])), "it lacks"),
+    "nothing": (changed(arrays=lambda a: {}), "it lacks"),
+    "truncated": (lambda frame: frame[:-7], "cannot be read"),
+    "more bytes": (lambda frame: frame + b"x", "cannot be read"),
+    "noise": (lambda frame: bytes(200), "cannot be read"),
+    "too large": (lambda frame: bytes(70_000_000), "70,000,000 bytes"),
+    "another round": (changed({"round": 7}), "round 8"),
+    "another message's id": (changed({"id": "0" * 32}), "another message"),
+    "counts above its test samples": (changed({"correct": {"mix-large": 9999}}), "more correct predictions"),
+    "no counts": (changed({"correct": {}}), "lacks counts"),
+    "diverged": (changed({"loss": None}), "NaN or infinite"),
+    "weights not finite": (changed({"finite": False}), "NaN or infinite"),
+    "another kind of reply": (
+        lambda frame: encode(Frame({"type": "evaluate-ok", "id": decode(frame).message["id"], "correct": {}})),
+        "no reply to this",
+    ),
+    "an unknown kind": (changed({"type": "run-this"}), "cannot be read"),
+    "a field more": (changed({"code": "import os"}), "cannot be read"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_bad_reply_is_left_out_with_its_reason_and_the_others_count(what, tmp_path, monkeypatch):
+    change, words = BAD[what]
+    recipe = small()
+    with in_process(tmp_path, recipe, monkeypatch) as made:
+        made.grid.change = lambda client, kind, group, frame: (
+            change(frame) if (client, kind, group) == (1, "train", "1") else frame
+        )
+        made.clients.gather(3, 5)
+        federation = made.federation()
+        snapshot = federation.next_round()
+    record = snapshot.records[0]
+    assert record.participants == [0, 2]
+    assert record.asked == [0, 1, 2]
+    ((client, reason),) = [(one.client, one.reason) for one in record.left_out]
+    assert client == 1
+    assert re.search(words, reason), reason
+    assert 1 not in snapshot.last_round
+
+
+def test_a_round_without_a_clients_reply_equals_one_in_which_it_takes_no_part(tmp_path, monkeypatch):
+    participation = tmp_path / "rounds.json"
+    participation.write_text("[[0, 1, 2], [0, 2], [0, 1, 2]]")
+    recipe = small(rounds=3)
+    with in_process(tmp_path, recipe, monkeypatch) as made:
+        made.grid.change = lambda client, kind, group, frame: (
+            frame[:-1] if (client, kind, group) == (1, "train", "2") else frame
+        )
+        network = made.run()
+    reference = simulated(recipe.model_copy(update={"participation": str(participation)}))
+    assert network.inference == reference.inference
+    assert network.clients.rows() == reference.clients.rows()
+    assert [one.participants for one in network.records] == [[0, 1, 2], [0, 2], [0, 1, 2]]
+    assert [one.loss for one in network.records] == [one.loss for one in reference.records]
+
+
+def test_a_client_that_joins_later_equals_one_that_took_no_part_before(tmp_path, monkeypatch):
+    participation = tmp_path / "rounds.json"
+    participation.write_text("[[0, 1], [0, 1, 2], [0, 1, 2]]")
+    recipe = small(rounds=3, evaluation__every=3)
+    with in_process(tmp_path, recipe, monkeypatch, connected=[0, 1]) as made:
+        made.clients.gather(2, 0)
+        federation = made.federation()
+        federation.commit(federation.next_round())
+        made.connect(2)
+        assert made.clients.admit() == [2]
+        network = federation.run()
+    reference = simulated(recipe.model_copy(update={"participation": str(participation)}))
+    assert [one.participants for one in network.records] == [[0, 1], [0, 1, 2], [0, 1, 2]]
+    assert network.inference == reference.inference
+    assert network.clients.rows() == reference.clients.rows()
+
+
+def test_someone_elses_name_does_not_join(tmp_path, monkeypatch):
+    with in_process(tmp_path, small(), monkeypatch) as made:
+        made.grid.change = lambda client, kind, group, frame: changed({"name": "client-0"})(frame) if client == 2 else frame
+        made.clients.gather(2, 0)
+        assert list(made.clients.roster()) == [0, 1]
+    assert "client-2 calls itself 'client-0', and its key is registered as client-2" in "\n".join(made.said)
+
+
+def test_a_node_whose_key_is_not_registered_is_nobody(tmp_path, monkeypatch):
+    with in_process(tmp_path, small(), monkeypatch, connected=[0, 1]) as made:
+        make_node_key(tmp_path / "stranger")
+        made.grid.add(2, tmp_path / "stranger.pub", made.paths[2] / "agent.sock")
+        made.clients.gather(2, 0)
+        assert list(made.clients.roster()) == [0, 1]
+
+
+def test_a_client_with_other_data_than_when_it_joined_is_left_out(tmp_path, monkeypatch):
+    with in_process(tmp_path, small(), monkeypatch) as made:
+        made.clients.gather(3, 5)
+        members = made.clients.members
+        other = members.clients[1].model_copy(update={"train": 5})
+        again = made.server(members.model_copy(update={"clients": {**members.clients, 1: other}}))
+        again.admit()
+    assert "client-1 has other data or another model than when it joined this run" in "\n".join(made.said)
+
+
+def test_a_round_with_too_few_replies_is_tried_again_and_good_replies_are_kept(tmp_path, monkeypatch):
+    recipe, bad = small(rounds=1), [1, 2]
+    with in_process(tmp_path, recipe, monkeypatch) as made:
+
+        def change(client, kind, group, frame):
+            if kind == "train" and client in bad:
+                bad.remove(client)
+                return frame[:-1]
+            return frame
+
+        made.grid.change = change
+        network = made.run()
+        asked = [made.grid.sockets[m.metadata.dst_node_id][0] for m in made.grid.asked if m.metadata.message_type == "train"]
+    assert sorted(asked[:3]) == [0, 1, 2] and sorted(asked[3:]) == [1, 2]
+    same_numbers(network, simulated(recipe))
+
+
+def test_after_its_attempts_a_round_stops_the_run_and_says_how_to_go_on(tmp_path, monkeypatch):
+    with in_process(tmp_path, small(), monkeypatch, config=replace_config(attempts=2)) as made:
+        made.grid.change = lambda client, kind, group, frame: frame[:-1] if kind == "train" and client else frame
+        with pytest.raises(TooFewReplies, match="round 1 has 1 good replies and needs 2, after 2 attempts"):
+            made.run()
+
+
+def test_a_slow_client_is_left_out_at_the_deadline(tmp_path, monkeypatch):
+    with in_process(tmp_path, small(), monkeypatch, config=replace_config(round_seconds=2.0)) as made:
+        made.grid.change = lambda client, kind, group, frame: None if (client, kind) == (1, "train") else frame
+        made.clients.gather(3, 5)
+        record = made.federation().next_round().records[0]
+    assert [(one.client, one.reason) for one in record.left_out] == [(1, "did not reply within 2 seconds")]
+
+
+def test_an_agent_that_started_again_is_greeted_and_goes_on(tmp_path, monkeypatch):
+    recipe = small()
+    with in_process(tmp_path, recipe, monkeypatch) as made:
+        made.clients.gather(3, 5)
+        federation = made.federation()
+        federation.commit(federation.next_round())
+        for agent in made.agents:
+            agent._run = None  # what a new process knows
+        network = federation.run()
+    same_numbers(network, simulated(recipe))
+
+
+def test_too_few_clients_do_not_begin_a_run(tmp_path, monkeypatch):
+    words = "1 of 3 registered clients have joined within 0 seconds, and a round needs 2"
+    with in_process(tmp_path, small(), monkeypatch, connected=[0]) as made, pytest.raises(UserError, match=words):
+        made.clients.gather(2, 0)
+
+
+def replace_config(**changes):
+    return CONFIG.model_copy(update=changes)

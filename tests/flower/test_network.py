@@ -1,0 +1,74 @@
+"""A whole federation on loopback, with TLS and registered keys, against the reference engine."""
+
+import time
+
+import pytest
+from in_process import same_numbers, simulated
+from tiny import tiny_recipe
+
+from fedmrl.flower.certificates import make_certificates
+from fedmrl.flower.deal import deal
+from fedmrl.flower.local import LocalFederation
+from fedmrl.flower.server_folder import run_recipe
+from fedmrl.results import RunResult
+
+FAST = {"round_seconds": 60.0, "pause_seconds": 1.0, "wait_seconds": 60.0}
+
+
+@pytest.fixture
+def recipe():
+    return tiny_recipe("fedmrl", rounds=2, clients=3, participation=1.0, evaluation__every=1)
+
+
+def test_a_federation_gives_the_reference_engines_numbers(tmp_path, recipe):
+    clients = deal(recipe, tmp_path / "clients")
+    with LocalFederation(tmp_path / "f", clients, FAST) as local:
+        local.start()
+        run_id = local.server.run("first", run_recipe(recipe, 3))
+        status = local.wait("first", run_id, 240)
+        assert status == "completed", local.server.log("first")
+        network = RunResult.read(local.server.runs / "first")
+    assert not local.descendants()
+    same_numbers(network, simulated(recipe))
+
+
+def online(server):
+    """The names of the SuperNodes that the server has accepted and that are connected."""
+    return {node["name"] for node in server._flwr("supernode", "list")["nodes"] if node["status"] == "online"}
+
+
+def test_only_a_registered_key_over_tls_from_the_right_authority_is_let_in(tmp_path, recipe):
+    paths = deal(recipe.model_copy(update={"clients": 5}), tmp_path / "clients")
+    with LocalFederation(tmp_path / "f", paths, FAST) as local:
+        local.start_server()
+        for number, client in enumerate(local.clients):
+            if number == 1:  # it has a key, which nobody registered
+                client.connect(local.server.address, local.server.authority, local.ports[2])
+            else:
+                local.register(number)
+        make_certificates(tmp_path / "other", ["127.0.0.1"])
+        right, env = zip(*(client.supernode() for client in local.clients), strict=True)
+        commands = {
+            "right": right[0],
+            "unregistered key": right[1],
+            "no key": without(right[2], "--auth-supernode-private-key"),
+            "wrong authority": [
+                *without(right[3], "--root-certificates"),
+                "--root-certificates",
+                str(tmp_path / "other/ca.crt"),
+            ],
+            "plain text": [*without(right[4], "--root-certificates"), "--insecure"],
+        }
+        for (what, command), own in zip(commands.items(), env, strict=True):
+            local._child(command, own, what.replace(" ", "-"))
+        end = time.monotonic() + 60
+        while online(local.server) != {"client-0"} and time.monotonic() < end:
+            time.sleep(1)
+        time.sleep(15)  # so that the others have tried
+        assert online(local.server) == {"client-0"}
+
+
+def without(command, option):
+    """A command without an option and its value."""
+    place = command.index(option)
+    return [*command[:place], *command[place + 2 :]]

@@ -1,0 +1,113 @@
+"""What a program that came through Flower can reach, with a user of its own and without."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from tiny import tiny_recipe
+
+from fedmrl.errors import UserError
+from fedmrl.flower import separation
+from fedmrl.flower.certificates import make_certificates
+from fedmrl.flower.client_folder import ClientFolder
+from fedmrl.flower.deal import deal
+
+# Users that every Debian has; the test makes none.
+AGENT, NODE = "games", "mail"
+
+HOSTILE = """\
+import json, os, socket, sys
+folder = sys.argv[1]
+def reads(path):
+    try:
+        return bool(os.listdir(path) if os.path.isdir(path) else open(path, "rb").read(1))
+    except OSError:
+        return False
+def connects(path):
+    try:
+        socket.socket(socket.AF_UNIX).connect(path)
+        return True
+    except OSError:
+        return False
+names = ["data.npz", "client.toml", "state", ".", "node/key"]
+print(json.dumps({**{n: reads(os.path.join(folder, n)) for n in names}, "socket": connects(sys.argv[2])}))
+"""
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run programs as other users")
+
+
+@pytest.fixture
+def client(monkeypatch):
+    """A dealt client with an agent's state, in a folder that other users can enter."""
+    monkeypatch.setattr(separation, "AGENT_USER", AGENT)
+    monkeypatch.setattr(separation, "NODE_USER", NODE)
+    root = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    root.chmod(0o755)
+    (path,) = deal(tiny_recipe(clients=2), root / "clients")[:1]
+    make_certificates(root / "certificates", ["localhost"])
+    made = ClientFolder.opened(path)
+    made.connect("localhost:8443", root / "certificates" / "ca.crt")
+    yield made
+    shutil.rmtree(root)
+
+
+def reached(client, user):
+    """What a program of this user reaches."""
+    import json
+
+    program = ["/usr/bin/env", "-i", _system_python(), "-c", HOSTILE, str(client.path), client.config().socket]
+    done = subprocess.run(program, user=user, group=user, extra_groups=[], capture_output=True, text=True, check=True, cwd="/")
+    return json.loads(done.stdout)
+
+
+def _system_python():
+    """A Python that other users can start."""
+    for name in ("/usr/bin/python3", sys.executable):
+        if Path(name).exists():
+            return name
+    raise AssertionError
+
+
+@needs_root
+def test_with_a_user_of_its_own_what_comes_through_flower_reaches_the_socket_and_its_key_only(client, tmp_path):
+    said = separation.separate(client, tmp_path / "units")
+    agent = subprocess.Popen([sys.executable, "-m", "fedmrl", "client", "start", str(client.path), "--agent-only"])
+    try:
+        socket = Path(client.config().socket)
+        end = time.monotonic() + 60
+        while not socket.is_socket() and time.monotonic() < end:
+            time.sleep(0.2)
+        time.sleep(0.5)
+        found = reached(client, NODE)
+    finally:
+        agent.terminate()
+        agent.wait()
+    assert found == {"data.npz": False, "client.toml": False, "state": False, ".": False, "node/key": True, "socket": True}
+    assert any("Not protected" in line for line in said)
+
+
+@needs_root
+def test_with_one_user_for_both_it_reaches_everything(client, tmp_path):
+    separation.separate(client, tmp_path / "units")
+    assert all(reached(client, AGENT)[name] for name in ("data.npz", "client.toml", "."))
+
+
+@needs_root
+def test_the_units_name_both_users_and_the_folders(client, tmp_path):
+    separation.separate(client, tmp_path / "units")
+    agent, node = ((tmp_path / "units" / f"fedmrl-{name}.service").read_text() for name in ("agent", "node"))
+    assert f"User={AGENT}\n" in agent and f"User={NODE}\n" in node
+    assert str(client.key) in node and "--enable" not in node and f"InaccessiblePaths={client.path}/state" in node
+    assert f"client start {client.path} --agent-only" in agent
+
+
+def test_without_root_it_is_refused(client, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(UserError, match="only root can"):
+        separation.separate(client, tmp_path / "units")
+    assert not (tmp_path / "units").exists()
