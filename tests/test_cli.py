@@ -730,27 +730,8 @@ def test_a_comparison_breaks_no_number_on_a_narrow_terminal(fedmrl, monkeypatch,
     assert all(" ± " in cell and cell.strip().endswith("%") for cell in rows[0].split("│")[2:6])
 
 
-VALUES = [
-    0,
-    -1,
-    1,
-    10**30,
-    1.5,
-    1e308,
-    5e-324,
-    math.nan,
-    -math.inf,
-    True,
-    "",
-    "x",
-    "a\nb",
-    "\U0001f600",
-    "\0",
-    "~nouser/x",
-    "krum",
-]
-VALUES += [[], [[1]], ["x"], [1, 2, 3], [math.nan], {}, {"x": 1}, {"name": "x"}, {"hidden": []}, [{}], [{"name": 3}]]
-VALUES += [datetime.date(2020, 1, 1), datetime.time(1, 1), [datetime.datetime(2020, 1, 1)]]
+VALUES = [0, -1, 10**30, 1e308, math.nan, True, "", "a\nb", "\U0001f600", "\0", "~nouser/x", "krum", datetime.date(2020, 1, 1)]
+VALUES += [[], [[1]], [math.nan], {}, {"x": 1}, {"hidden": []}, [{"name": 3}]]
 WHOLE = {
     **{"seed": 0, "rounds": 1, "clients": 4, "participation": 0.5, "imports": [], "extends": "quickstart"},
     "data": {"name": "arrays", "file": "tiny.npz", "mean": [1.0], "std": [2.0]},
