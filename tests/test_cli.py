@@ -1,6 +1,9 @@
 """The command line: what it prints, the sentence and the exit code of every mistake, and what it leaves behind."""
 
+import copy
+import datetime
 import json
+import math
 import os
 import shutil
 import signal
@@ -12,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tomli_w
 from rich.console import Console
 from tiny import CNNS, data_file
 
@@ -724,3 +728,57 @@ def test_a_comparison_breaks_no_number_on_a_narrow_terminal(fedmrl, monkeypatch,
     rows = [line for line in out.splitlines() if line.startswith("│ Standalone")]
     assert len(rows) == tables and max(map(len, out.splitlines()[: 6 * tables])) <= width
     assert all(" ± " in cell and cell.strip().endswith("%") for cell in rows[0].split("│")[2:6])
+
+
+VALUES = [0, -1, 10**30, 1e308, math.nan, True, "", "a\nb", "\U0001f600", "\0", "~nouser/x", "krum", datetime.date(2020, 1, 1)]
+VALUES += [[], [[1]], [math.nan], {}, {"x": 1}, {"hidden": []}, [{"name": 3}]]
+WHOLE = {
+    **{"seed": 0, "rounds": 1, "clients": 4, "participation": 0.5, "imports": [], "extends": "quickstart"},
+    "data": {"name": "arrays", "file": "tiny.npz", "mean": [1.0], "std": [2.0]},
+    "partition": {"kind": "class", "classes_per_client": 2, "shares": [0.4, 0.6], "test_share": 0.2, "set_aside": 0},
+    "models": {"local": [{"conv1": 2, "conv2": 2, "fc1": 8, "fc2": 8}, {"hidden": [8]}], "small": {"hidden": [4]}},
+    "method": {"name": "fedmrl", "d1": 4, "m_small": 1.0, "mrl": True, "projector": "linear"},
+    "aggregation": {"rule": "mean"},
+    "training": {"lr": 0.1, "momentum": 0.1, "clip": 1.0, "epochs": 1, "batch_size": 8, "augment": {"flip": True, "crop": 1}},
+    "evaluation": {"every": 1, "mode": "mix-large", "targets": [0.5]},
+}
+
+
+def keys_of(plain, above=()):
+    """The path of every key and place in a recipe's tables and lists."""
+    for key, value in plain.items() if isinstance(plain, dict) else enumerate(plain):
+        yield (*above, key)
+        if isinstance(value, dict | list):
+            yield from keys_of(value, (*above, key))
+
+
+def with_value(plain, path, value):
+    """The recipe with one changed value."""
+    changed = copy.deepcopy(plain)
+    within = changed
+    for key in path[:-1]:
+        within = within[key]
+    within[path[-1]] = value
+    return changed
+
+
+@pytest.mark.parametrize("path", list(keys_of(WHOLE)), ids=lambda path: ".".join(map(str, path)))
+def test_whatever_a_recipe_says_the_program_runs_it_or_tells_why_not_in_a_line(fedmrl, tmp_path, path):
+    shutil.copy(data_file(), "tiny.npz")
+    for value in VALUES:
+        Path("mine.toml").write_text(tomli_w.dumps(with_value(WHOLE, path, value)), encoding="utf-8")
+        code, _, err = fedmrl("run", "mine.toml", "--out", "run")
+        assert code in (0, 2, 3), value
+        assert code != 2 or (len(err.splitlines()) == 1 and err.startswith("fedmrl: ")), value
+        assert (tmp_path / "run").exists() is (code != 2), value
+        shutil.rmtree("run", ignore_errors=True)
+
+
+def test_a_net_that_does_not_fit_into_memory_is_refused_before_it_is_made(fedmrl, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules["fedmrl.models.split"], "free_bytes", lambda device: 1024**3)
+    shutil.copy(data_file(), "tiny.npz")
+    recipe = WHOLE | {"models": {"local": [{"hidden": [100_000]}], "small": {"hidden": [4]}}}
+    Path("mine.toml").write_text(tomli_w.dumps(recipe))
+    code, _, err = fedmrl("run", "mine.toml", "--out", "run")
+    assert code == 2 and "a client's net with MLP(100000) needs 37.3 GiB of memory for one tensor, and 1.0 GiB are free" in err
+    assert not (tmp_path / "run").exists()

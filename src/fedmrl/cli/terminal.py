@@ -42,8 +42,8 @@ def notice(line: str) -> None:
 
 
 def complain(sentence: str) -> None:
-    """Prints what went wrong."""
-    err().print(f"fedmrl: {sentence}", soft_wrap=True, markup=False)
+    """Prints what went wrong, on one line: a file's name in it may have several."""
+    err().print(f"fedmrl: {' '.join(sentence.splitlines())}", soft_wrap=True, markup=False)
 
 
 def end(sentence: str, code: int) -> NoReturn:

@@ -22,7 +22,7 @@ from fedmrl.memory import format_bytes, free_bytes
 from fedmrl.methods import Batch, ClientNet, Common, Header
 from fedmrl.models import CNN, MLP, Model, ModelSpec, SharedSpec, Split, is_own
 from fedmrl.models.shared import shared_beside
-from fedmrl.models.split import check_split
+from fedmrl.models.split import WithinMemory, check_split
 from fedmrl.randomness import generator, host_seeded, torch_seeded
 
 Schedule = list[list[int]]
@@ -181,7 +181,7 @@ def _check_models(setting: Setting, forms: Mapping[ModelSpec, Split], clients_a_
     setting.method.check([forms[spec] for spec in specs], [labels[spec] for spec in specs])
     nets: dict[ModelSpec, ClientNet] = {}
     for spec, client in setting.models.items():
-        with failures_told([spec], f"client {client}", "is made"):
+        with failures_told([spec], f"client {client}", "is made"), WithinMemory(f"a client's net with {spec.label}"):
             nets[spec] = setting.fresh_net(client)
     if needs_trial(setting):
         try_out(setting, clients_a_round)

@@ -139,11 +139,15 @@ def _tried(module: nn.Module, example: Tensor, sentence: str) -> Tensor:
     return output
 
 
-class _WithinMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class WithinMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A context that raises `UserError` before a tensor is created that does not fit into memory.
 
     Linux overcommits memory, and kills the process silently when it is written to.
     """
+
+    def __init__(self, what: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._what = what
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
@@ -154,7 +158,7 @@ class _WithinMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # Finding the free memory reads files, which is not worth it for small tensors.
             if place.type == "cpu" and needed > _ALWAYS_FITS and needed > (free := free_bytes(place)):
                 shortage = f"{format_bytes(needed)} of memory for one tensor, and {format_bytes(free)} are free"
-                raise UserError(f"it needs {shortage}; make it smaller")
+                raise UserError(f"{self._what} needs {shortage}; make it smaller")
         return func(*args, **given)
 
 
@@ -310,7 +314,7 @@ class OwnModel:
         """Builds a model with weights from torch's current random state."""
         example = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
         try:
-            with _WithinMemory():  # type: ignore[no-untyped-call]
+            with WithinMemory("it"):
                 made = self.make()
                 if not isinstance(made, nn.Module):
                     raise UserError(f"make returns {_kind(made)}; it must return an nn.Module")
