@@ -290,6 +290,18 @@ def test_of_two_equal_trainings_at_once_one_is_carried_out(one):
     one.next, one.since, one.earlier = one.next + 1, one.next, one.earlier + 1
 
 
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [("a header that is too long", "header has 2147483648 bytes"), ("a body that is too long", "at most 1000000 are taken")],
+)
+def test_what_is_too_long_is_refused_before_it_is_read(one, what, says):
+    assert says in BYTES[what](one).sentence
+
+
+def test_values_that_are_not_finite_are_named(one):
+    assert f"{NAME} with values that are not finite" in LIES["infinity"](one).sentence
+
+
 def test_users_who_are_not_listed_may_not_connect(tmp_path):
     import os
 
@@ -340,3 +352,29 @@ def test_an_upload_above_its_bound_does_not_leave_and_changes_nothing(tmp_path):
         reply, upload = peer.train(0, None, setting.server_start())
         assert "the upload has norm" in reply.sentence and not upload
         assert files(tmp_path / "c") == before
+
+
+METHOD = """
+import fedmrl
+
+@fedmrl.register
+class OurOwn(fedmrl.FML):
+    '''A method that this organisation knows.'''
+    name = "our-own"
+"""
+
+
+def test_a_method_of_others_is_run_only_if_the_organisation_imports_it_itself(tmp_path):
+    (tmp_path / "ours.py").write_text(METHOD)
+    setting = prepare(recipe := small_quickstart("fml"), CPU)
+    text = recipe.to_toml().replace('name = "fml"', 'name = "our-own"')
+    named = f'imports = ["server/ours.py"]\n{text}'
+    bounds = {"methods": ["our-own"], "recipe_imports": ["server/ours.py"]}
+    with serving(write_client(tmp_path / "without", setting, 0, bounds=bounds)) as agent:
+        assert "'our-own', which is not a known method" in Peer(agent, recipe).hello(recipe=named).sentence
+    path = write_client(tmp_path / "with", setting, 0, bounds=bounds, imports=[str(tmp_path / "ours.py")])
+    with serving(path) as agent:
+        peer = Peer(agent, recipe)
+        assert isinstance(peer.hello(recipe=named), HelloOk)
+        assert isinstance(peer.train(0, None, setting.server_start())[0], TrainOk)
+        assert "imports" in peer.hello(run="s", recipe=f'imports = ["other.py"]\n{text}').sentence
