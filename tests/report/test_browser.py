@@ -77,7 +77,7 @@ def test_a_method_looks_the_same_whoever_is_shown_beside_it(browser, report, pag
         return {row.locator(".name").inner_text(): row.locator(".marker").evaluate(script) for row in entries}
 
     every = looks(page)
-    assert len(every) == 3 and len({str(look) for look in every.values()}) == 3
+    assert len(every) == 3 and len({str(style) for style in every.values()}) == 3
     with opening(browser, DESKTOP) as open_file:
         for chosen in (["standalone", "fedproto"], ["fedmrl-0"]):
             tab = open_file(write_page([report.parent / name for name in chosen], tmp_path / f"{chosen[0]}.html"))

@@ -10,7 +10,7 @@ import numpy as np
 from fedmrl.errors import UserError
 from fedmrl.methods import METHODS
 from fedmrl.reproduce.cells import Cell, Clients, Curve, Spent, without_seed
-from fedmrl.reproduce.experiments import METHOD_ORDER, PAPER, QUICK, Scale, class_setting, dim_variant, printed, recipe_of
+from fedmrl.reproduce.experiments import METHOD_ORDER, PAPER, QUICK, Scale, class_setting, dim_variant, paper_results, recipe_of
 from fedmrl.version import NUMBERS
 
 SHARES = {"n10": 1.0, "n50": 0.2, "n100": 0.1, "n5": 1.0, "n20": 0.25}
@@ -169,7 +169,9 @@ def paper_cells() -> Iterator[Cell]:
         for kind, suffix in (("heterogeneous", ""), ("homogeneous", "-homogeneous")):
             for column, federation in enumerate(PAPER.federations):
                 for method in METHOD_ORDER:
-                    yield from as_printed(f"{dataset}-{federation}{suffix}", method, printed()[kind][dataset][method][column])
+                    yield from as_printed(
+                        f"{dataset}-{federation}{suffix}", method, paper_results()[kind][dataset][method][column]
+                    )
         yield from case_studies(dataset, best=0.93 if dataset == "cifar10" else 0.6)
 
 

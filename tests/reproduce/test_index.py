@@ -12,8 +12,8 @@ from fedmrl.reproduce.cells import Curve, write_cell
 from fedmrl.reproduce.claims import claims_table
 from fedmrl.reproduce.experiments import CPU, METHOD_ORDER, PAPER, QUICK
 from fedmrl.reproduce.figures import curves_figure
-from fedmrl.reproduce.index import MOST_POINTS, index, index_data, thinned, write_index
-from fedmrl.reproduce.outcomes import Outcomes
+from fedmrl.reproduce.index import MAX_POINTS, index, index_data, thinned, write_index
+from fedmrl.reproduce.measurements import Measurements
 
 MAIN, OTHER = "cifar10-n100", "cifar100-n100"
 
@@ -145,7 +145,7 @@ def test_the_margin_says_with_how_many_seeds_it_is_ahead():
     cells = [cell(MAIN, "fedmrl", seed, fair=ours) for seed, ours in enumerate((0.80, 0.90))]
     cells += [cell(MAIN, "fedproto", seed, fair=theirs) for seed, theirs in enumerate((0.82, 0.80))]
     shown = card(cells, "Ahead of the others")
-    assert captions(shown) == ["CIFAR-10 N=100, against FedProto, ahead with 1 of 2 seeds: level"]
+    assert captions(shown) == ["CIFAR-10 N=100, against FedProto, ahead in 1 of 2 seeds: level"]
     assert (values(shown), shown["verdict"]) == (["+4.0"], "so far: level")
     assert answer(cells)["title"] == "FedMRL is level with the best in the one federation so far"
 
@@ -166,7 +166,7 @@ def test_a_toy_gives_no_verdict_on_the_paper():
     cells = [cell("digits-n20", "fedmrl", fair=0.8), cell("digits-n20", "fd", fair=0.7)]
     assert card(cells, "Most accurate", scale=QUICK)["verdict"] == "in this small version, so far: holds"
     assert answer(cells, scale=QUICK)["title"].startswith("In this small version FedMRL is first")
-    said = claims_table(Outcomes(cells, QUICK))
+    said = claims_table(Measurements(cells, QUICK))
     assert "says nothing of whether the paper’s claims hold" in said and "in this small version, so far: holds" in said
 
 
@@ -174,7 +174,7 @@ def test_what_a_test_sample_is_worth_stands_beside_the_gains_if_it_is_much():
     few = of_clients(0.9, 0.8).model_copy(update={"test_samples": [6, 8]})
     for own, much in ((few, True), (of_clients(0.9, 0.8, test=120), False)):
         (panel,) = index_data([cell(MAIN, m, clients=own) for m in ("fedmrl", "fedproto")], PAPER)["clients"]["fair"]
-        assert ("one of them is 14 points" in plain(panel["said"])) == much
+        assert ("one sample is worth 14 points" in plain(panel["said"])) == much
 
 
 def test_convergence_is_against_the_soonest_that_reaches_the_target_with_every_seed():
@@ -275,7 +275,7 @@ def test_margins_are_pairwise_over_the_seeds_that_the_two_have():
     assert (values(shown), captions(shown)) == (["+6.0"], ["CIFAR-10 N=100, against FML, one seed"])
     cells[-1] = cell(MAIN, "fml", fair=0.71)
     shown = card(cells, "Ahead of the others")
-    assert captions(shown) == ["CIFAR-10 N=100, against Standalone, ahead with 2 of 2 seeds"]
+    assert captions(shown) == ["CIFAR-10 N=100, against Standalone, ahead in 2 of 2 seeds"]
     assert values(shown) == ["+7.0"]
 
 
@@ -286,7 +286,7 @@ def test_where_fair_and_own_disagree_who_is_first_the_page_and_the_table_say_so(
     assert said in data["notes"]
     notes = {protocol: data["tables"]["heterogeneous"][protocol]["notes"] for protocol in ("fair", "own", "paper")}
     assert said in notes["fair"] and said in notes["own"] and said not in notes["paper"]
-    assert said in claims_table(Outcomes(cells, PAPER))
+    assert said in claims_table(Measurements(cells, PAPER))
     agree = [cells[0], cell(MAIN, "fml", fair=0.6)]
     assert index_data(agree, PAPER)["notes"] == []
 
@@ -322,14 +322,14 @@ def test_what_diverged_and_what_is_missing_are_told_apart():
 
 def test_a_long_curve_is_thinned_to_its_last_round():
     kept = thinned(500)
-    assert len(kept) <= MOST_POINTS and kept[-1] == 499 and len(set(np.diff(kept))) == 1
+    assert len(kept) <= MAX_POINTS and kept[-1] == 499 and len(set(np.diff(kept))) == 1
     assert thinned(3) == [0, 1, 2], "a short one stays as it is"
 
 
 def test_the_page_and_the_figure_draw_the_same_curve():
     noisy = {"participants": Curve(rounds=list(range(1, 41)), own=[0.4, 0.6] * 20)}
     cells = [cell(MAIN, "fedmrl", curves=noisy)]
-    _, drawn = curves_figure(Outcomes(cells, PAPER), "paper").axes[2].lines
+    _, drawn = curves_figure(Measurements(cells, PAPER), "paper").axes[2].lines
     (line,) = index_data(cells, PAPER)["curves"][2]["charts"]["paper"]["lines"]
     assert line["mean"] == pytest.approx(drawn.get_ydata(), abs=0.01)
 
