@@ -88,7 +88,7 @@ def test_of_equal_uploads_every_rule_makes_that_upload_in_its_dtype(rule):
 def test_krum_refuses_too_few_clients_a_round():
     with pytest.raises(UserError, match=r"aggregation.byzantine is 1, for which krum needs at least 5 clients a round"):
         run(tiny_recipe("fedmrl", aggregation__rule="krum"))
-    with pytest.raises(UserError, match=r"aggregation.keep is 5, and 1 of 5 clients a round may be Byzantine; choose at most 4"):
+    with pytest.raises(UserError, match="1 of 5 clients a round may be Byzantine; choose at most 4"):
         Krum(keep=5).check(5)
 
 

@@ -93,13 +93,13 @@ class Krum(Aggregation):
         """Raises `UserError` below 2 · byzantine + 3 clients, for which Krum has no guarantee."""
         if clients < 2 * self.byzantine + 3:
             raise UserError(
-                f"aggregation.byzantine is {self.byzantine}, for which krum needs at least {2 * self.byzantine + 3} clients a round, and "
-                f"there are {clients}; let more take part, or use the median"
+                f"aggregation.byzantine is {self.byzantine}, for which krum needs at least {2 * self.byzantine + 3} clients a round, "
+                f"and there are {clients}; let more take part, or use the median"
             )
         if self.keep > clients - self.byzantine:
             raise UserError(
-                f"aggregation.keep is {self.keep}, and {self.byzantine} of {clients} clients a round may be Byzantine; choose at most "
-                f"{clients - self.byzantine}"
+                f"aggregation.keep is {self.keep}, and {self.byzantine} of {clients} clients a round may be Byzantine; "
+                f"choose at most {clients - self.byzantine}"
             )
 
     def combine(self, contents: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> Tensors:
