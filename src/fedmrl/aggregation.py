@@ -93,8 +93,8 @@ class Krum(Aggregation):
         """Raises `UserError` below 2 · byzantine + 3 clients, for which Krum has no guarantee."""
         if clients < 2 * self.byzantine + 3:
             raise UserError(
-                f"aggregation.byzantine is {self.byzantine}, for which krum needs at least {2 * self.byzantine + 3} clients a round, "
-                f"and there are {clients}; let more take part, or use the median"
+                f"aggregation.byzantine is {self.byzantine}, for which krum needs at least {2 * self.byzantine + 3} clients "
+                f"a round, and there are {clients}; let more take part, or use the median"
             )
         if self.keep > clients - self.byzantine:
             raise UserError(

@@ -101,7 +101,7 @@ class Comparison:
 
     def latex(self) -> str:
         """The table as LaTeX, with the best of each accuracy in bold, as `table.tex` has it."""
-        caption = f"{self.title}, {self._setting}"
+        caption = f"Methods compared on {self.title}: {self._setting}"
         return to_latex(caption, "comparison", [comparison_grid(self.titles, self.outcomes, caption)])
 
     @property

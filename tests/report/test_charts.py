@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedmrl.report.charts import MAX_BARS, Curve, difference_chart, line_chart, spread
+from fedmrl.report.charts import MAX_BARS, Curve, difference_chart, line_chart, spread_labels
 from fedmrl.report.styles import FALLBACK_STYLES
 
 ONE, OTHER = FALLBACK_STYLES[:2]
@@ -49,7 +49,7 @@ def test_a_chart_without_lines_can_be_drawn():
 
 @pytest.mark.parametrize("values", [[50.0, 50.0, 50.0], [99.0, 98.0, 100.0], [0.0, 100.0, 99.0]])
 def test_labels_keep_their_order_and_lie_apart_within_the_limits(values):
-    places = spread(values, 0.0, 100.0, 0.1)
+    places = spread_labels(values, 0.0, 100.0, 0.1)
     assert np.diff(sorted(places)).min() >= 10 - 1e-9 and min(places) >= 0 and max(places) <= 100
     assert [np.argsort(places).tolist()] == [np.argsort(values, kind="stable").tolist()]
 

@@ -167,7 +167,7 @@ def test_the_two_best_others_are_known_when_all_are_measured():
 
 
 def test_what_is_not_there_is_refused_in_a_sentence():
-    with pytest.raises(UserError, match=r"there is no 'tabel-hetero' to reproduce; did you mean 'table-hetero'\?"):
+    with pytest.raises(UserError, match=r"there is no experiment 'tabel-hetero'; did you mean 'table-hetero'\?"):
         find("tabel-hetero", PAPER)
     (one,) = find("cifar10-n100/fedmrl", CPU)
     assert (one.seeds, one.stage) == ((0, 1, 2), 0), "named alone, it is one run with all its seeds"

@@ -8,7 +8,7 @@ from matplotlib.text import Text
 from synthetic import OLD, all_cells, cell, diverged, of_clients, reaching
 
 from fedmrl.report.figures import PRINT
-from fedmrl.reproduce.cells import Curve
+from fedmrl.reproduce.cells import CellCurve
 from fedmrl.reproduce.experiments import PAPER, QUICK
 from fedmrl.reproduce.figures import (
     FIGURES,
@@ -47,7 +47,7 @@ def legend(figure):
 
 
 def lines_of(axes, method):
-    return [line for line in axes.lines if line.get_color() == STYLES[method].colour]
+    return [line for line in axes.lines if line.get_color() == STYLES[method].light]
 
 
 # Accuracy by round
@@ -62,15 +62,15 @@ def test_curves_have_a_panel_for_each_dataset_and_federation():
 
 
 def test_a_curve_is_the_mean_over_seeds_with_their_range():
-    first = {"all": Curve(rounds=[1, 2], own=[0, 0], aggregated=[0.2, 0.4])}
-    second = {"all": Curve(rounds=[1, 2], own=[0, 0], aggregated=[0.4, 0.8])}
+    first = {"all": CellCurve(rounds=[1, 2], own=[0, 0], aggregated=[0.2, 0.4])}
+    second = {"all": CellCurve(rounds=[1, 2], own=[0, 0], aggregated=[0.4, 0.8])}
     figure = curves_figure(measurements(cell(curves=first), cell(seed=1, curves=second), cell(variant="fml")), "fair")
     axes = figure.axes[2]
     (line,) = lines_of(axes, "fedmrl")
     assert line.get_ydata() == pytest.approx([30, 60])
     (band,) = axes.collections  # FML has one seed, and so no band
     assert (
-        band.get_datalim(axes.transData).y0 == pytest.approx(20) and to_hex(band.get_facecolor()[0]) == STYLES["fedmrl"].colour
+        band.get_datalim(axes.transData).y0 == pytest.approx(20) and to_hex(band.get_facecolor()[0]) == STYLES["fedmrl"].light
     )
     assert line.get_linewidth() > lines_of(axes, "fml")[0].get_linewidth()
     assert "band: their range" in note(figure)
@@ -78,8 +78,8 @@ def test_a_curve_is_the_mean_over_seeds_with_their_range():
 
 def test_a_protocol_looks_at_its_own_clients_with_its_own_models():
     curves = {
-        "all": Curve(rounds=[10, 20], own=[0.1, 0.2], aggregated=[0.3, 0.4]),
-        "participants": Curve(rounds=[1, 2], own=[0.5, 0.6], aggregated=[0.7, 0.8]),
+        "all": CellCurve(rounds=[10, 20], own=[0.1, 0.2], aggregated=[0.3, 0.4]),
+        "participants": CellCurve(rounds=[1, 2], own=[0.5, 0.6], aggregated=[0.7, 0.8]),
     }
     both = measurements(cell(curves=curves)).of(MAIN, "fedmrl")
     assert curve_values(both, "fair")[1].tolist() == [pytest.approx([30, 40])]
@@ -90,14 +90,14 @@ def test_a_protocol_looks_at_its_own_clients_with_its_own_models():
 
 
 def test_seeds_are_drawn_where_all_have_a_value():
-    curves = [{"all": Curve(rounds=rounds, own=[0.5] * len(rounds))} for rounds in ([1, 2, 3], [2, 3, 4])]
+    curves = [{"all": CellCurve(rounds=rounds, own=[0.5] * len(rounds))} for rounds in ([1, 2, 3], [2, 3, 4])]
     both = measurements(*(cell(seed=seed, view="own", curves=c) for seed, c in enumerate(curves))).of(MAIN, "fedmrl")
     rounds, values = curve_values(both, "fair")
     assert rounds == [2, 3] and values.shape == (2, 2)
 
 
 def test_the_papers_curve_is_smoothed_and_what_was_measured_is_faint():
-    noisy = {"participants": Curve(rounds=list(range(1, 101)), own=[0.4, 0.6] * 50)}
+    noisy = {"participants": CellCurve(rounds=list(range(1, 101)), own=[0.4, 0.6] * 50)}
     axes = curves_figure(measurements(cell(curves=noisy)), "paper").axes[2]
     raw, smooth = lines_of(axes, "fedmrl")
     assert raw.get_alpha() < 0.3 and np.ptp(raw.get_ydata()) == pytest.approx(20)
@@ -125,7 +125,7 @@ def test_bars_are_sorted_and_coloured_by_who_does_better():
     figure = clients_figure(measurements(cell(clients=ours), cell(variant="fedproto", clients=theirs)), "fair")
     axes = figure.axes[0]
     assert [bar.get_height() for bar in axes.patches] == pytest.approx([40, 10, 0, -10])
-    assert [to_hex(bar.get_facecolor()) for bar in axes.patches][::3] == [STYLES[m].colour for m in ("fedmrl", "fedproto")]
+    assert [to_hex(bar.get_facecolor()) for bar in axes.patches][::3] == [STYLES[m].light for m in ("fedmrl", "fedproto")]
     assert texts(axes) == ["FedMRL better: 50% of clients\n(the paper: 87%)", "FedProto better: 25%, equal: 25%"]
     assert texts(figure.axes[1]) == ["not measured"]
 
@@ -147,7 +147,7 @@ def test_clients_of_different_splits_are_those_of_the_first_seed():
     found = measurements(*both)
     gained = gains(found.of(MAIN, "fedmrl"), found.of(MAIN, "fedproto"))
     assert gained.points == pytest.approx([10, 0])
-    assert gained.said == "seed 0, as each seed deals the data anew; with seeds 0, 1, 50%, 50% of clients gain"
+    assert gained.said == "seed 0, since each seed has its own split; with seeds 0, 1, 50%, 50% of clients gain"
 
 
 def test_clients_are_compared_only_with_themselves():
@@ -217,7 +217,7 @@ def drawn(axes, colour):
 def test_classes_are_varied_from_that_of_the_tables():
     cells = [cell(fair=0.8, paper=0.9), cell(f"{MAIN}-classes-4", fair=0.7, paper=0.75), cell(variant="fedproto", fair=0.6)]
     figure = sweep_figure(measurements(*cells), SWEEPS["non-iid-class"])
-    fair, _, paper = drawn(figure.axes[0], STYLES["fedmrl"].colour)
+    fair, _, paper = drawn(figure.axes[0], STYLES["fedmrl"].light)
     assert list(fair) == [2, 4, 6, 8, 10] and [fair[2], fair[4]] == pytest.approx([80, 70]) and np.isnan(fair[6])
     assert [paper[2], paper[4]] == pytest.approx([90, 75])
     assert legend(figure) == ["FedMRL", "FedProto", "fair", "own copies", "best round"]
@@ -228,16 +228,16 @@ def test_a_setting_that_diverged_is_a_cross_and_a_note():
     cells = [cell(f"{MAIN}-dirichlet-0.1"), *(diverged(f"{MAIN}-dirichlet-0.1", "fedproto", seed) for seed in (0, 1))]
     figure = sweep_figure(measurements(*cells), SWEEPS["non-iid-dirichlet"])
     crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
-    assert {(line.get_xdata()[0], line.get_color()) for line in crosses} == {(0.1, STYLES["fedproto"].colour)}
+    assert {(line.get_xdata()[0], line.get_color()) for line in crosses} == {(0.1, STYLES["fedproto"].light)}
     assert "Failed to converge (×): FedProto (CIFAR-10 at 0.1)." in note(figure) and "CIFAR-10: seed 0." in note(figure)
 
 
 def test_the_plain_run_stands_for_its_own_d1_alone():
     cells = [cell(fair=0.8), cell(variant="fedmrl-d1-150", fair=0.7), cell(variant="fedmrl-without-mrl-d1-100", fair=0.6)]
-    with_mrl, *_ = drawn(sweep_figure(measurements(*cells), SWEEPS["d1"]).axes[0], STYLES["fedmrl"].colour)
+    with_mrl, *_ = drawn(sweep_figure(measurements(*cells), SWEEPS["d1"]).axes[0], STYLES["fedmrl"].light)
     assert [with_mrl[100], with_mrl[150]] == pytest.approx([80, 70]) and np.isnan(with_mrl[200])
     without, *_ = drawn(
-        sweep_figure(measurements(*cells), SWEEPS["ablation"]).axes[0], SWEEPS["ablation"].lines["FedMRL without MRL"].colour
+        sweep_figure(measurements(*cells), SWEEPS["ablation"]).axes[0], SWEEPS["ablation"].lines["FedMRL without MRL"].light
     )
     assert without[100] == pytest.approx(60) and np.isnan(without[150])
 
@@ -251,7 +251,7 @@ def test_a_sweep_is_over_the_seeds_that_all_its_points_have():
     cells = [cell(seed=seed, fair=fair) for seed, fair in enumerate((0.6, 0.9))]
     cells += [cell(f"{MAIN}-classes-4", fair=0.7), cell(f"{MAIN}-classes-6", seed=5, fair=0.7)]
     figure = sweep_figure(measurements(*cells), SWEEPS["non-iid-class"])
-    fair, *_ = drawn(figure.axes[0], STYLES["fedmrl"].colour)
+    fair, *_ = drawn(figure.axes[0], STYLES["fedmrl"].light)
     assert [fair[2], fair[4]] == pytest.approx([60, 70]) and np.isnan(fair[6])
     assert "CIFAR-10: seed 0." in note(figure) and "Shares no seed with the others: FedMRL (CIFAR-10 at 6)." in note(figure)
 

@@ -46,7 +46,7 @@ def test_who_is_best_is_judged_pair_by_pair_over_the_seeds_that_both_have(tmp_pa
     assert entry(grid, "FedMRL", 2) == Entry("86.67 ± 5.77", "second", seeds="seeds 0, 1, 2")
     assert entry(grid, "FML", 2) == Entry("99.00", seeds="seed 5")
     assert entry(grid, "FedMRL − best baseline", 2) == Entry("−5.00*", seeds="seed 0")
-    assert "Not compared, as no seed is shared with most others: FML (CIFAR-10 N=100)." in grid.notes
+    assert "Not compared, since they share no seed with most others: FML (CIFAR-10 N=100)." in grid.notes
     assert "**85.00** [seed 0]" in to_markdown("t", [grid]) and r"\textbf{85.00}\,{\scriptsize[seed 0]}" in to_latex(
         "t", "t", [grid]
     )
@@ -67,7 +67,7 @@ def test_a_cell_of_another_recipe_is_left_out_and_named():
     grid = accuracies([cell(fair=0.8), cell(seed=1, fair=0.9, **OLD), cell(variant="fml", **OLD)])
     assert entry(grid, "FedMRL", 2).text == "80.00" and entry(grid, "FML", 2).text == "·"
     names = "cifar10-n100/fedmrl (seed 1), cifar10-n100/fml (seed 0)"
-    assert f"Left out, as measured with another recipe than this version has: {names}." in grid.notes
+    assert f"Left out, since their recipe differs from this version's: {names}." in grid.notes
 
 
 def test_each_protocol_has_its_own_number():
@@ -252,7 +252,7 @@ def test_where_few_reach_the_papers_target_another_that_most_reach_is_counted_to
     assert Measurements(cells, PAPER).targets("cifar10") == [0.9, 0.8]
     assert costs(cells).header[0] == [("CIFAR-10, 90%", 3), ("CIFAR-100, 50%", 3)]
     common = costs(cells, place=1)
-    assert common.header[0] == [("CIFAR-10, 80%", 3)] and common.caption.startswith("A target that most reach.")
+    assert common.header[0] == [("CIFAR-10, 80%", 3)] and common.caption.startswith("A target that most methods reach.")
     assert [entry(common, name, 0).text for name in ("FedMRL", "Standalone", "FedKD")] == ["5", "5", "not reached"]
     all_reach = [cell(variant=method, **reaching(0.9, 5)) for method in methods]
     assert Measurements(all_reach, PAPER).targets("cifar10") == [0.9] and costs(all_reach, place=1) is None
@@ -271,9 +271,9 @@ def test_each_claim_stands_beside_what_was_measured_under_each_protocol():
     cells = [cell(fair=0.8, own=0.74, paper=0.9), cell(variant="fedproto", fair=0.75, paper=0.95)]
     says, fair, own, paper, holds = claim(cells, "Ahead of the others")
     assert says.startswith("By up to 8.48 points ahead")
-    assert paper == "−5.0 (CIFAR-10 N=100, against FedProto, one seed; the paper: +3.36)"
-    assert fair == "+5.0 (CIFAR-10 N=100, against FedProto, one seed)"
-    assert own == "−1.0 (CIFAR-10 N=100, against FedProto, one seed)"
+    assert paper == "−5.0 (points against FedProto, CIFAR-10 N=100, one seed; the paper: +3.36)"
+    assert fair == "+5.0 (points against FedProto, CIFAR-10 N=100, one seed)"
+    assert own == "−1.0 (points against FedProto, CIFAR-10 N=100, one seed)"
     both = "own copies: so far: does not hold; the paper's protocol: so far: does not hold"
     assert holds == f"fair: so far: holds; {both}"
     assert claim(cells, "Matryoshka helps")[1:] == ["not measured"] * 4

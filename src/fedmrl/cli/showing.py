@@ -59,5 +59,5 @@ def partition(
     render.split(named, data, counts)
     if out_file is not None:
         each = np.array([train + test for train, test in counts])
-        partition_figure(HeatMap(each, data.classes), f"{named.name}: who has what", out_file)
+        partition_figure(HeatMap(each, data.classes), f"{named.name}: samples by client and class", out_file)
         say(f"Figure: {out_file}")

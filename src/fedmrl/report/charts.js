@@ -8,7 +8,7 @@ function fill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else if (name === "style") node.style.cssText += value;
-    else if (name === "style") node.style.setProperty("--colour", value.colour);
+    else if (name === "colour") node.style.setProperty("--colour", value);
     else if (value === true) node.setAttribute(name, "");
     else if (value !== false && value !== null && value !== undefined) node.setAttribute(name, value);
   }
@@ -26,7 +26,7 @@ const radios = (name, onchange) => document.querySelectorAll(`input[name="${name
 // The protocol for sections about all clients, which the paper's protocol does not cover: there, the fair one is shown.
 const ofAll = () => (chosen("protocol") === "own" ? "own" : "fair");
 
-// A style is a colour and the name of a marker: {colour, marker}.
+// A style is {colour, marker}; the marker is a key of `data.marker_paths`.
 const marker = (style, x, y, size = 4.5) =>
   draw("path", { class: "marker", colour: style.colour, d: data.marker_paths[style.marker], transform: `translate(${x} ${y}) scale(${size})`, "vector-effect": "non-scaling-stroke" });
 

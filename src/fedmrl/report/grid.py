@@ -20,6 +20,9 @@ from fedmrl.report.tables import (
 
 Mark = Literal["", "best", "second"]
 
+WIDEST_IN_COLUMN = 4
+"""The most columns of a LaTeX table that stays in one column of a paper."""
+
 # Characters that are special in LaTeX or missing from its older fonts.
 _LATEX = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
@@ -98,16 +101,18 @@ def _markdown_entry(entry: Entry) -> str:
 
 
 def to_latex(title: str, label: str, grids: Sequence[Grid]) -> str:
-    """Writes the grids as one LaTeX float, each scaled down to the width of the text if it is wider."""
-    lines = [r"% needs \usepackage{booktabs,adjustbox}", r"\begin{table}[t]", r"\centering", rf"\caption{{{escape(title)}.}}"]
-    lines.append(rf"\label{{tab:{label}}}")
-    for number, grid in enumerate(grids):
-        lines += [r"\par\medskip"] if number else []
-        lines += [rf"{{\small {escape(grid.caption)}}}\par\smallskip"] if grid.caption != title else []
-        lines += _tabular(grid)
+    """Writes each grid as a LaTeX float, scaled down if it is wider than the text."""
+    lines = [r"% needs \usepackage{booktabs,adjustbox}"]
+    for number, grid in enumerate(grids, start=1):
+        # A wide table spans both columns of a paper that has two.
+        float_ = "table*" if grid.columns > WIDEST_IN_COLUMN else "table"
+        caption = title if grid.caption == title else f"{title}. {grid.caption}"
+        lines += [rf"\begin{{{float_}}}[t]", r"\centering", rf"\caption{{{escape(caption)}.}}"]
+        lines += [rf"\label{{tab:{label if len(grids) == 1 else f'{label}-{number}'}}}", *_tabular(grid)]
         if notes := _notes(grid, "underlined"):
             lines.append(rf"\par\smallskip{{\footnotesize\raggedright {escape(' '.join(notes))}\par}}")
-    return "\n".join([*lines, r"\end{table}", ""])
+        lines.append(rf"\end{{{float_}}}")
+    return "\n".join([*lines, ""])
 
 
 def _tabular(grid: Grid) -> list[str]:

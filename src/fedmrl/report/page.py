@@ -21,11 +21,11 @@ from fedmrl.results import PROTOCOLS, ClientResult, Protocol, RunResult, counted
 CONTENTS: Mapping[str, str] = {
     "curves": "Accuracy over the rounds",
     "clients": "Client by client",
-    "split": "Who has what",
-    "cost": "What it cost",
+    "split": "Split of the data",
+    "cost": "Cost",
     "modes": "Ways to predict",
     "recipe": "The exact recipe",
-    "glossary": "What the words mean",
+    "glossary": "Glossary",
 }
 ALL_CLIENT_PROTOCOLS: Sequence[Protocol] = ("fair", "own")
 """The protocols that evaluate every client after the last round."""

@@ -152,8 +152,8 @@ def _ahead(others: Sequence[str]) -> Callable[[Measurements, Protocol], Evidence
                     measurement.accuracies(protocol) for measurement in on_shared_seeds(found["fedmrl"], found[lead.against])
                 )
                 wins = [ours > theirs for ours, theirs in zip(*pair, strict=True)]
-                caption = f"{main.short}, against {TITLES[lead.against]}"
-                caption += f", ahead with {format_share(wins)} seeds" if len(wins) > 1 else ", one seed"
+                caption = f"points against {TITLES[lead.against]}, {main.short}"
+                caption += f", ahead in {format_share(wins)} seeds" if len(wins) > 1 else ", one seed"
                 caption += ": level" if lead.level else ""
                 if protocol == "paper" and measurements.has_paper:
                     printed = paper_margin(measurements, "heterogeneous", main, others)
@@ -182,7 +182,7 @@ def _cheaper(what: str, others: Sequence[str], *, less: bool = True) -> Callable
             for target in measurements.targets(dataset):
                 if judged := _against_least(found, protocol, target, what, others):
                     ours, best, theirs = judged
-                    place = f"{dataset_title(dataset)}, {COSTS[what]} to {100 * target:g}{NO_BREAK}%"
+                    place = f"{COSTS[what]} to {100 * target:g}{NO_BREAK}%, {dataset_title(dataset)}"
                     if ours is None and theirs is None:
                         values.append((DASH, f"{place}; no method reaches it"))
                         continue
@@ -195,7 +195,7 @@ def _cheaper(what: str, others: Sequence[str], *, less: bool = True) -> Callable
                         held.append(not same and (cheaper if less else dearer))
                     level = level or same
                     nobody = TITLES[others[0]] if len(others) == 1 else "the others"
-                    against = f"{nobody} never" if theirs is None else f"{TITLES[best]} {count(theirs)}"
+                    against = f"{nobody}: never" if theirs is None else f"{TITLES[best]}: {count(theirs)}"
                     values.append(("never" if ours is None else count(ours), f"{place}; {against}"))
         return Evidence(held, values, level)
 
@@ -240,7 +240,7 @@ def _clients(measurements: Measurements, protocol: Protocol) -> Evidence:
             over = f", mean of {len(gained.shares)} seeds" if len(gained.shares) > 1 else ""
             paper = f"; the paper: {PAPER_GAINS[dataset]}{NO_BREAK}%" if measurements.has_paper else ""
             held.append(share > 50)
-            values.append((f"{share:.0f}{NO_BREAK}%", f"{dataset_title(dataset)}{over}{paper}"))
+            values.append((f"{share:.0f}{NO_BREAK}%", f"of clients, {dataset_title(dataset)}{over}{paper}"))
     return Evidence(held, values)
 
 
@@ -251,7 +251,7 @@ def _served(measurements: Measurements, protocol: Protocol) -> Evidence:
         if len(modes) == len(MODES):
             gap, alone = modes["mix-small"] - modes["mix-large"], max(modes["single-small"], modes["single-large"])
             held.append(abs(gap) < modes["mix-small"] - alone)
-            caption = f"{dataset_title(dataset)}; a single model {signed(alone - modes['mix-large'], 1)}"
+            caption = f"points, {dataset_title(dataset)}; best single model: {signed(alone - modes['mix-large'], 1)}"
             values.append((signed(gap, 1), caption))
     return Evidence(held, values)
 
@@ -305,7 +305,7 @@ def _gap_shrinks(measurements: Measurements, protocol: Protocol) -> Evidence:
         if len(gaps) > 1:
             (small, first), (large, last) = gaps[0], gaps[-1]
             held.append(first > last)
-            values.append((signed(last - first, 1), f"{dataset_title(dataset)}, from d₁ = {small:g} to {large:g}"))
+            values.append((signed(last - first, 1), f"points, {dataset_title(dataset)}, from d₁ = {small:g} to {large:g}"))
     return Evidence(held, values)
 
 
@@ -326,7 +326,7 @@ CLAIMS = (
         "Points over the best other method.", ["costs"], _ahead(BASELINES),
     ),
     Claim(
-        "Ahead of its kind", "By up to 24.94 points ahead of the best method of its kind: FML, FedKD, FedAPEN.",
+        "Ahead of similar methods", "By up to 24.94 points ahead of the best of FML, FedKD and FedAPEN.",
         "Points over the best of these three.", ["costs"], _ahead(SAME_CATEGORY),
     ),
     Claim(
@@ -334,7 +334,7 @@ CLAIMS = (
         "Rounds to a target, against the fastest other method.", ["costs"], _cheaper("rounds", BASELINES),
     ),
     Claim(
-        "Sends less than its kind", "Sends less until a target than FML, FedKD and FedAPEN.",
+        "Sends less than similar methods", "Sends less until a target than FML, FedKD and FedAPEN.",
         "Parameters sent and received by a client, against the lowest of the three.",
         ["costs"], _cheaper("parameters", SAME_CATEGORY),
     ),
@@ -375,7 +375,7 @@ CLAIMS = (
         ["ablation"], _always_ahead("ablation"),
     ),
     Claim(
-        "It helps less at large d₁", "The gain of Matryoshka learning shrinks as d₁ grows.",
+        "Matryoshka helps less at large d₁", "The gain of Matryoshka learning shrinks as d₁ grows.",
         "The change of the gain from the smallest measured d₁ to the largest, in points.", ["ablation"], _gap_shrinks,
     ),
 )  # fmt: skip

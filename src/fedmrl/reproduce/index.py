@@ -53,11 +53,11 @@ CONTENTS: Mapping[str, str] = {
     "table": "Accuracy",
     "curves": "Over the rounds",
     "clients": "Client by client",
-    "costs": "What a target costs",
-    "inference": "Models to serve",
-    "sweeps": "When one thing is varied",
-    "repeat": "How to repeat it",
-    "glossary": "What the words mean",
+    "costs": "Cost of a target",
+    "inference": "Inference modes",
+    "sweeps": "One setting varied",
+    "repeat": "Repeat it",
+    "glossary": "Glossary",
 }
 RUN_TITLES: Mapping[Protocol, str] = {"fair": "fair", "own": "own", "paper": "paper’s"}
 KINDS: Mapping[Kind, str] = {"heterogeneous": "Unlike models", "homogeneous": "One model for all"}
@@ -197,7 +197,7 @@ def _title(measurements: Measurements, protocol: Protocol) -> str:
     leads = [place.margin.points for place in places if place.margin and place.first]
     behind = [-place.margin.points for place in places if place.margin and place.margin.behind]
     level = sum(place.level for place in places)
-    where = f"{IN_SMALL_VERSION[0].upper()}{IN_SMALL_VERSION[1:]} " if not measurements.has_paper else ""
+    where = f"{IN_SMALL_VERSION[0].upper()}{IN_SMALL_VERSION[1:]}, " if not measurements.has_paper else ""
     so_far = "" if measurements.is_whole("table-hetero") else " so far"
     if level == len(places):
         return f"{where}FedMRL is level with the best in {_all_of(level)}{so_far}"
