@@ -253,7 +253,7 @@ def test_a_sweep_is_over_the_seeds_that_all_its_points_have():
     figure = sweep_figure(measurements(*cells), SWEEPS["non-iid-class"])
     fair, *_ = drawn(figure.axes[0], STYLES["fedmrl"].light)
     assert [fair[2], fair[4]] == pytest.approx([60, 70]) and np.isnan(fair[6])
-    assert "CIFAR-10: seed 0." in note(figure) and "Shares no seed with the others: FedMRL (CIFAR-10 at 6)." in note(figure)
+    assert "CIFAR-10: seed 0." in note(figure) and "No seed in common with the others: FedMRL (CIFAR-10 at 6)." in note(figure)
 
 
 def test_curves_and_costs_say_which_mean_is_over_fewer_seeds():

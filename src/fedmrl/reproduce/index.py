@@ -21,6 +21,7 @@ from fedmrl.reproduce.cells import Cell
 from fedmrl.reproduce.claims import (
     CLAIMS,
     IN_SMALL_VERSION,
+    KINDS,
     SMALL_VERSION_NOTE,
     Claim,
     client_gains,
@@ -60,7 +61,6 @@ CONTENTS: Mapping[str, str] = {
     "glossary": "Glossary",
 }
 RUN_TITLES: Mapping[Protocol, str] = {"fair": "fair", "own": "own", "paper": "paper’s"}
-KINDS: Mapping[Kind, str] = {"heterogeneous": "Unlike models", "homogeneous": "One model for all"}
 SWEEP_WORDS: Mapping[str, tuple[str, str]] = {
     "non-iid-class": ("Classes per client", "classes per client"),
     "non-iid-dirichlet": ("Dirichlet parameter α", "α"),
@@ -110,7 +110,7 @@ def index_data(cells: Sequence[Cell], scale: Scale) -> Data:
         ],
         "answers": {protocol: _answer(measurements, protocol) for protocol in PROTOCOLS},
         "styles": {TITLES[method]: STYLES[method].on_page for method in METHOD_ORDER},
-        "kinds": KINDS,
+        "kinds": {kind: words.capitalize() for kind, words in KINDS.items()},
         "tables": {
             kind: {protocol: _accuracy_table(measurements, kind, protocol) for protocol in PROTOCOLS}
             for kind in TABLE_NAMES
