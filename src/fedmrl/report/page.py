@@ -281,7 +281,7 @@ def _worst(one: Series, protocol: Protocol) -> float:
 
 
 def _worst_title(one: Series, protocol: Protocol) -> str:
-    """The label of the worst client, which says if it never took part: then its own model is untrained in every method."""
+    """The label of the worst client; it says if that client never took part, since its own model is then untrained."""
     lowest = [(run.clients, int(np.argmin(run.of_clients(protocol)))) for run in one.runs]
     return "worst client" + ("" if all(clients[place].rounds for clients, place in lowest) else " (never took part)")
 

@@ -212,7 +212,7 @@ class Cell(_Part):
         return self.accuracy[where.whose][where.view][self.mode][where.which]
 
     def served(self, protocol: Protocol) -> Mapping[str, float]:
-        """The final accuracy over all clients by inference mode; under `paper`, as under `own`."""
+        """The final accuracy over all clients by inference mode; `paper` shares the numbers of `own`."""
         return self.inference.get(self.view if protocol == "fair" else "own", {})
 
     def curve(self, protocol: Protocol) -> list[tuple[int, float]]:

@@ -275,7 +275,7 @@ class Gains:
 
 
 def gains(ours: Measurement, theirs: Measurement, protocol: Protocol = "fair") -> Gains | None:
-    """The gains by client if both have the same split: the mean over seeds that share a split, else the first seed's."""
+    """The gains by client: the mean over seeds if all have the same split, otherwise those of the first seed."""
     others = {cell.seed: cell for cell in theirs.cells}
     pairs = [(cell, others[cell.seed]) for cell in ours.cells if cell.seed in others]
     pairs = [(a, b) for a, b in pairs if _split(a) is not None and _split(a) == _split(b)]

@@ -116,7 +116,7 @@ def measure_all(
     """Performs many runs, up to `jobs` in parallel, and yields the progress after each.
 
     At `until` (monotonic clock), running ones are interrupted so that they can be resumed, and no others start. `at_once` is
-    the number of parallel runs to record in cells, if this process is one of several.
+    written to the cells: the number of runs that share the device, including those of other processes.
     """
 
     def alone(one: RunSpec) -> list[Cell]:

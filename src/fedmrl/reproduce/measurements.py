@@ -60,7 +60,7 @@ class Cost:
 
     @property
     def mean(self) -> float | None:
-        """The mean over all seeds; None unless every seed reached the target, since the others' mean would be too good."""
+        """The mean over all seeds; None if a seed missed the target, since the mean over the others would look too good."""
         return float(np.mean(self.values)) if self.everywhere else None
 
 
