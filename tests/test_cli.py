@@ -707,6 +707,12 @@ def test_no_help_text_is_cut(fedmrl, monkeypatch, width):
     for words in ([], *([command] for command in COMMANDS)):
         _, out, _ = fedmrl(*words, "--help")
         assert "..." not in out.replace("RUN...", "").replace("[ARGS]...", "")
+        assert "\\" not in out and "non-\n" not in out and max(map(len, out.splitlines())) <= width
+
+
+def test_help_uses_a_wide_terminal(fedmrl, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    assert max(map(len, fedmrl("run", "--help")[1].splitlines())) > 80
 
 
 def test_recipes_fit_on_a_screen_and_no_number_is_broken(fedmrl, monkeypatch):

@@ -331,3 +331,14 @@ def test_only_what_was_measured_is_written(tmp_path):
     assert names == tables | {"claims.md"}
     written = write_tables(all_cells(PAPER), PAPER, tmp_path)
     assert len(written) == 13 and all(path.is_file() for path in written)
+
+
+def test_each_table_is_a_latex_float_of_its_own_and_a_wide_one_spans_both_columns():
+    narrow = Grid("narrow", "m", [[("a", 1)]], [[("x", [Entry("1")])]])
+    wide = Grid("wide", "m", [[(name, 1) for name in "abcdef"]], [[("x", [Entry("1")] * 6)]])
+    text = to_latex("t", "both", [narrow, wide])
+    assert [line for line in text.splitlines() if line.startswith(r"\begin{table")] == [
+        r"\begin{table}[t]",
+        r"\begin{table*}[t]",
+    ]
+    assert r"\caption{t. narrow.}" in text and r"\label{tab:both-1}" in text and r"\label{tab:both-2}" in text
