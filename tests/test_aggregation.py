@@ -54,14 +54,14 @@ def test_krum_takes_the_client_whose_two_nearest_others_are_nearest():
     # Squared distances to the nearest two of five, one of whom may lie (5 - 1 - 2 = 2):
     # 0: 1 + 9 = 10, 1: 1 + 4 = 5, 3: 4 + 9 = 13, 7: 16 + 36 = 52, 100: 93² + 97².
     five = uploads([0.0], [1.0], [3.0], [7.0], [100.0])
-    assert krum_order(five, liars=1) == [1, 0, 2, 3, 4]
+    assert krum_order(five, byzantine=1) == [1, 0, 2, 3, 4]
     assert combined(Krum(), five) == [1.0]
     assert combined(Krum(keep=3), five) == [pytest.approx(4 / 3)]
 
 
 def test_krum_looks_at_all_shared_tensors_together():
     contents = [{"a": torch.tensor(0.0), "b": torch.tensor([float(far)])} for far in (0, 9, 0, 0, 0)]
-    assert krum_order(contents, liars=1)[-1] == 1
+    assert krum_order(contents, byzantine=1)[-1] == 1
 
 
 @pytest.mark.parametrize("rule", [Median(), TrimmedMean(trim=0.2), Krum(), Krum(keep=2)])
@@ -89,10 +89,15 @@ def test_of_equal_uploads_every_rule_makes_that_upload_in_its_dtype(rule):
 
 
 def test_krum_refuses_too_few_clients_a_round():
-    with pytest.raises(UserError, match=r"aggregation.liars is 1, for which krum needs at least 5 clients a round"):
+    with pytest.raises(UserError, match=r"aggregation.byzantine is 1, for which krum needs at least 5 clients a round"):
         run(tiny_recipe("fedmrl", aggregation__rule="krum"))
-    with pytest.raises(UserError, match=r"aggregation.keep is 5, and of 5 clients a round 1 may lie; choose at most 4"):
+    with pytest.raises(UserError, match="1 of 5 clients a round may be Byzantine; choose at most 4"):
         Krum(keep=5).check(5)
+
+
+def test_krums_old_key_is_refused_with_its_new_name():
+    with pytest.raises(UserError, match="the key liars is now called byzantine"):
+        tiny_recipe("fedmrl", aggregation__rule="krum", aggregation__liars=1)
 
 
 @pytest.mark.parametrize("method", [name for name in sorted(METHODS) if not METHODS[name].averages])

@@ -1,16 +1,37 @@
-"""The README's Python, run as it stands there."""
+"""The Python of the README and of the pages in docs, run as it stands there."""
 
 import re
 from pathlib import Path
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
-PROGRAMS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PROGRAMS = {page: re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL) for page in PAGES}
+WITH_PYTHON = [page for page, programs in PROGRAMS.items() if programs]
 
 
-def test_the_readmes_python_runs_as_it_stands(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.name)
+def test_the_python_of_a_page_runs_as_it_stands(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {"__name__": "readme"}
-    for program in PROGRAMS:
-        exec(compile(program, "README.md", "exec"), names)
+    names: dict[str, object] = {"__name__": "page"}
+    for program in PROGRAMS[page]:
+        exec(compile(program, page.name, "exec"), names)
         assert capsys.readouterr().out.strip()
-    assert (tmp_path / "runs" / "mine" / "summary.json").is_file()
+    for folder in re.findall(r'out="(.*?)"', "".join(PROGRAMS[page])):
+        assert (tmp_path / folder / "summary.json").is_file()
+
+
+def test_the_readme_and_the_pages_it_links_to_have_python():
+    assert {page.name for page in WITH_PYTHON} >= {"README.md", "using.md", "extending.md"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_relative_link_leads_to_a_file(page):
+    links = re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    assert not missing
+
+
+def test_the_readme_is_short():
+    assert len(PAGES[0].read_text(encoding="utf-8").splitlines()) <= 110

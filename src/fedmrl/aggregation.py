@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedmrl.errors import CODE_FAILS, UserCodeError, UserError, cause
@@ -86,25 +86,32 @@ class Krum(Aggregation):
     name: ClassVar[str] = "krum"
     summary: ClassVar[str] = "the weights of the client closest to most others, or the mean of several such clients"
 
-    liars: Annotated[int, Field(ge=0)] = Field(1, description="number of Byzantine clients to tolerate in a round")
+    byzantine: Annotated[int, Field(ge=0)] = Field(1, description="number of Byzantine clients to tolerate in a round")
     keep: Annotated[int, Field(ge=1)] = Field(1, description="number of clients to average; above 1: Multi-Krum")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _no_old_name(cls, plain: Any) -> Any:
+        if isinstance(plain, dict) and "liars" in plain:
+            raise ValueError("the key liars is now called byzantine; write aggregation.byzantine")
+        return plain
+
     def check(self, clients: int) -> None:
-        """Raises `UserError` below 2 · liars + 3 clients, for which Krum has no guarantee."""
-        if clients < 2 * self.liars + 3:
+        """Raises `UserError` below 2 · byzantine + 3 clients, for which Krum has no guarantee."""
+        if clients < 2 * self.byzantine + 3:
             raise UserError(
-                f"aggregation.liars is {self.liars}, for which krum needs at least {2 * self.liars + 3} clients a round, and "
-                f"there are {clients}; let more take part, or use the median"
+                f"aggregation.byzantine is {self.byzantine}, for which krum needs at least {2 * self.byzantine + 3} clients "
+                f"a round, and there are {clients}; let more take part, or use the median"
             )
-        if self.keep > clients - self.liars:
+        if self.keep > clients - self.byzantine:
             raise UserError(
-                f"aggregation.keep is {self.keep}, and of {clients} clients a round {self.liars} may lie; choose at most "
-                f"{clients - self.liars}"
+                f"aggregation.keep is {self.keep}, and {self.byzantine} of {clients} clients a round may be Byzantine; "
+                f"choose at most {clients - self.byzantine}"
             )
 
     def combine(self, contents: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> Tensors:
         """The mean of the `keep` clients with the lowest sum of squared distances to their nearest neighbours."""
-        chosen = krum_order(contents, self.liars)[: self.keep]
+        chosen = krum_order(contents, self.byzantine)[: self.keep]
         return weighted_mean([contents[k] for k in sorted(chosen)], [1] * len(chosen))
 
 
@@ -158,15 +165,15 @@ def _trimmed(contents: Sequence[Mapping[str, Tensor]], cut: int) -> Tensors:
     return combined
 
 
-def krum_order(contents: Sequence[Mapping[str, Tensor]], liars: int) -> list[int]:
+def krum_order(contents: Sequence[Mapping[str, Tensor]], byzantine: int) -> list[int]:
     """The clients' indices, ordered by distance to their nearest neighbours.
 
-    >>> krum_order([{"w": torch.tensor([x])} for x in (1.0, 1.1, 1.35, 9.0, 1.2)], liars=1)[:2]
+    >>> krum_order([{"w": torch.tensor([x])} for x in (1.0, 1.1, 1.35, 9.0, 1.2)], byzantine=1)[:2]
     [1, 4]
     """
     flat_K = torch.stack([torch.cat([tensor.flatten().double() for tensor in content.values()]) for content in contents])
     distances_KK = torch.stack([(flat_K - own).square().sum(dim=1) for own in flat_K])
-    neighbours = max(1, len(contents) - liars - 2)
+    neighbours = max(1, len(contents) - byzantine - 2)
     # Each client's nearest neighbour is itself, at distance 0.
     scores_K = distances_KK.sort(dim=1).values[:, 1 : neighbours + 1].sum(dim=1)
     return [int(k) for k in scores_K.argsort(stable=True)]

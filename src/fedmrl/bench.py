@@ -73,7 +73,7 @@ def measure(
     passed(replace(rows[0], seeds=1))
     measured = []
     for row in rows:
-        on_row(f"{row.label}: measuring {repeats} round{'' if repeats == 1 else 's'} after a first one …")
+        on_row(f"{row.label}: measuring {repeats} round{'' if repeats == 1 else 's'} after one to warm up …")
         found = _measured(row, recipe, place, data, repeats, before, partial(passed, row))
         measured.append(found)
         on_row(f"{row.label}: {found['shown'][1]} samples/s, ready after {_format_seconds(found['seconds_to_start'])}")

@@ -26,10 +26,10 @@ from fedmrl.registry import is_name
 from fedmrl.report.charts import LineChart, accuracy_chart
 from fedmrl.report.figures import accuracy_figure, column_figure
 from fedmrl.report.grid import comparison_grid, to_latex
-from fedmrl.report.looks import Shown, looks_of
 from fedmrl.report.page import page
 from fedmrl.report.runs import make_series, names_apart
-from fedmrl.report.tables import COLUMNS, MEANING, comparison_rows, finished, markdown, seeds_said
+from fedmrl.report.styles import StyleKey, choose_styles
+from fedmrl.report.tables import COLUMN_NOTE, COMPARISON_COLUMNS, comparison_rows, finished_results, format_seeds, markdown
 from fedmrl.results import PROTOCOLS, DivergedRun, Outcome, RunResult
 
 
@@ -71,12 +71,12 @@ class Comparison:
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
-        """The table's rows as text, the most accurate method first; `fedmrl.report.tables.COLUMNS` names the columns."""
+        """The table's rows as text, the most accurate method first; see `fedmrl.report.tables.COMPARISON_COLUMNS`."""
         return comparison_rows(self.titles, self.outcomes)
 
     def table(self) -> str:
         """The table, as Markdown."""
-        return f"{markdown(COLUMNS, self.rows)}\n{MEANING}\n"
+        return f"{markdown(COMPARISON_COLUMNS, self.rows)}\n{COLUMN_NOTE}\n"
 
     def __str__(self) -> str:
         return f"{self.title}\n\n{self.table()}"
@@ -102,22 +102,22 @@ class Comparison:
 
     def latex(self) -> str:
         """The table as LaTeX, with the best of each accuracy in bold, as `table.tex` has it."""
-        caption = f"{self.title}, {self._setting}"
+        caption = f"Methods compared on {self.title}: {self._setting}"
         return to_latex(caption, "comparison", [comparison_grid(self.titles, self.outcomes, caption)])
 
     @property
     def chart(self) -> LineChart:
         """Accuracy by round of the methods that finished with every seed: one that diverged has a dash in the table."""
-        series = make_series(run for runs in self.outcomes.values() for run in finished(runs))
-        looks = looks_of([Shown(one.first.method, one.name, one.first.colour) for one in series])
-        lines = [(one.name, look, one.runs) for one, look in zip(series, looks, strict=True)]
+        series = make_series(run for runs in self.outcomes.values() for run in finished_results(runs))
+        styles = choose_styles([StyleKey(one.first.method, one.name, one.first.colour) for one in series])
+        lines = [(one.name, style, one.runs) for one, style in zip(series, styles, strict=True)]
         return accuracy_chart(sorted(lines, key=lambda line: -_mean_of(line[2])), "fair")
 
     @property
     def _setting(self) -> str:
         recipe = next(iter(self.recipes.values()))
         share = recipe.participation if isinstance(recipe.participation, str) else f"{recipe.participation:.0%} a round"
-        return f"{recipe.data.title}, {recipe.clients} clients, {share}, {seeds_said(self.seeds)}"
+        return f"{recipe.data.title}, {recipe.clients} clients, {share}, {format_seeds(self.seeds)}"
 
     def figure(self, path: str | Path) -> Path:
         """Writes the accuracy over rounds as a figure: .png or .svg, or .pdf for a column of a paper."""

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from fedmrl.report.charts import MOST_BARS, Curve, difference_chart, line_chart, spread
-from fedmrl.report.looks import OTHERS
+from fedmrl.report.charts import MAX_BARS, Curve, difference_chart, line_chart, spread_labels
+from fedmrl.report.styles import FALLBACK_STYLES
 
-ONE, OTHER = OTHERS[:2]
+ONE, OTHER = FALLBACK_STYLES[:2]
 
 
 def chart(*values, x=(2, 4, 6), **options):
@@ -49,7 +49,7 @@ def test_a_chart_without_lines_can_be_drawn():
 
 @pytest.mark.parametrize("values", [[50.0, 50.0, 50.0], [99.0, 98.0, 100.0], [0.0, 100.0, 99.0]])
 def test_labels_keep_their_order_and_lie_apart_within_the_limits(values):
-    places = spread(values, 0.0, 100.0, 0.1)
+    places = spread_labels(values, 0.0, 100.0, 0.1)
     assert np.diff(sorted(places)).min() >= 10 - 1e-9 and min(places) >= 0 and max(places) <= 100
     assert [np.argsort(places).tolist()] == [np.argsort(values, kind="stable").tolist()]
 
@@ -64,4 +64,4 @@ def test_differences_are_sorted_and_ties_are_counted():
 
 def test_of_very_many_clients_every_so_many_are_drawn_and_all_counted():
     shown = difference_chart("A", "B", ONE, OTHER, np.linspace(-50, 50, 4001))
-    assert len(shown.clients) <= MOST_BARS and shown.counts == (2000, 2000, 1)
+    assert len(shown.clients) <= MAX_BARS and shown.counts == (2000, 2000, 1)

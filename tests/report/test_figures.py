@@ -7,7 +7,7 @@ from PIL import Image
 
 from fedmrl.report.charts import Curve, HeatMap, heat_map, line_chart
 from fedmrl.report.figures import COLUMN_WIDTH, accuracy_figure, column_figure, partition_figure
-from fedmrl.report.looks import OTHERS
+from fedmrl.report.styles import FALLBACK_STYLES
 
 
 def is_a_picture(path):
@@ -18,8 +18,8 @@ def is_a_picture(path):
 @pytest.fixture
 def chart():
     curves = [
-        Curve("A", OTHERS[0], [1, 2], np.array([[10.0, 50.0], [20.0, 60.0]])),
-        Curve("B$x$", OTHERS[1], [1, 2], np.array([[10.0, 50.0]])),
+        Curve("A", FALLBACK_STYLES[0], [1, 2], np.array([[10.0, 50.0], [20.0, 60.0]])),
+        Curve("B$x$", FALLBACK_STYLES[1], [1, 2], np.array([[10.0, 50.0]])),
     ]
     return line_chart(curves, "label", "round", "accuracy (%)")
 
@@ -29,7 +29,7 @@ def test_a_comparison_becomes_a_picture(chart, tmp_path):
         accuracy_figure(chart, "title", "subtitle", tmp_path / f"a.{suffix}")
     drawn = (tmp_path / "a.svg").read_text()
     assert is_a_picture(tmp_path / "a.png") and "A 55.0\N{NO-BREAK SPACE}%" in drawn
-    assert OTHERS[0].light in drawn and "<!-- 1.5 -->" not in drawn, "there is no round 1.5"
+    assert FALLBACK_STYLES[0].light in drawn and "<!-- 1.5 -->" not in drawn, "there is no round 1.5"
     assert all(f"<!-- {label} -->" in drawn for _, label in [*chart.x.ticks, *chart.y.ticks])
 
 

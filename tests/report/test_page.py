@@ -107,13 +107,13 @@ def test_the_answer_names_winner_lead_cost_and_how_many_seeds_agree(runs):
     answer = ending(runs, (0.9, 0.5), (0.8, 0.7))
     assert answer["title"] == "FedMRL ends 25.0 points ahead of Standalone"
     assert "right on 85.0 % of a client’s test samples and Standalone on 60.0 %, mean over all 4 clients" in answer["lead"]
-    assert "ahead with 2 of 2 seeds" in answer["lead"] and "(Standalone: 0 B)" in answer["lead"]
+    assert "ahead in 2 of 2 seeds" in answer["lead"] and "(Standalone: 0 B)" in answer["lead"]
 
 
 def test_what_seeds_disagree_about_is_no_win(runs):
     answer = ending(runs, (0.9, 0.5), (0.7, 0.8))
     assert answer["title"] == "FedMRL and Standalone end level, as far as 2 seeds can say"
-    assert "ahead with 1 of 2 seeds" in answer["lead"]
+    assert "ahead in 1 of 2 seeds" in answer["lead"]
 
 
 def test_what_prints_alike_is_level(runs):
@@ -148,7 +148,7 @@ def test_where_fair_and_own_copies_disagree_who_is_first_the_page_says_so(runs):
         own = summary_of(runs / f"standalone-seed-{seed}")["accuracy"]
         own["all"]["own"]["local"]["last"] = 0.5
         change(runs / f"standalone-seed-{seed}", accuracy=own)
-    said = "Who is first depends on what counts: Standalone by the fair count, FedMRL with clients’ own copies."
+    said = "The first place depends on the count: Standalone by the fair one, FedMRL with clients’ own copies."
     assert said in data_of(runs)["notes"]
 
 
@@ -167,7 +167,7 @@ def test_what_one_test_sample_is_worth_is_said_where_clients_have_few(runs):
     change(folder, clients=[{**row, "test_samples": 7} for row in rows])
     federation = data_of(folder)["federations"][0]
     assert column_of(federation, "test samples") == [7] * 4
-    assert "one of them is 14 points" in plain(federation["says"]["fair"])
+    assert "one sample is worth 14 points" in plain(federation["says"]["fair"])
     change(folder, clients=[{**row, "test_samples": 400} for row in rows])
     assert "one of them" not in data_of(folder)["federations"][0]["says"]["fair"]
 
@@ -381,7 +381,7 @@ def unlink(name):
         (broken("rounds.jsonl", ""), "lacks the accuracy of"),
         (lambda folder: without_view(folder / "fedmrl-seed-0" / "rounds.jsonl"), "lacks the accuracy of 'aggregated'"),
         (unlink("split.json"), "split.json cannot be read"),
-        (unlink("summary.json"), "is not finished; go on with it by 'fedmrl run .* --resume'"),
+        (unlink("summary.json"), "is not finished; resume it with 'fedmrl run .* --resume'"),
         (lambda folder: change(folder / "fedmrl-seed-0", status="diverged", diverged=WHERE), "diverged.*: why"),
         (lambda folder: change(folder / "fedmrl-seed-0", flops=float("nan")), "flops: Input should be a valid integer"),
     ],
@@ -411,7 +411,7 @@ def test_seeds_with_unlike_rounds_are_refused(runs):
     without_checksums(runs)
     lines = (runs / "fedmrl-seed-1" / "rounds.jsonl").read_text().splitlines()
     (runs / "fedmrl-seed-1" / "rounds.jsonl").write_text("\n".join(lines[:2]))
-    with pytest.raises(UserError, match="not the same rounds"):
+    with pytest.raises(UserError, match="different rounds"):
         write_page([runs])
 
 
@@ -450,4 +450,4 @@ def test_the_gain_chart_counts_who_gains_who_loses_and_who_ties(runs):
     gain = data["federations"][0]["gains"]["fair"][pair]
     assert gain["clients"] == [1, 0, 3, 2] and gain["labels"] == ["+50.0", "0.0", "0.0", "−25.0"]
     assert plain(gain["share"]) == "25 % of the clients gain" and gain["ties"] == [1, 2, "2 ties"]
-    assert gain["says"] == " with FedMRL over Standalone: 1 of 4 do better, 1 worse, 2 the same."
+    assert gain["says"] == " with FedMRL over Standalone: 1 of 4 are better, 1 worse, 2 the same."

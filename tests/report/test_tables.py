@@ -7,7 +7,7 @@ from tiny import tiny_recipe
 import fedmrl
 from fedmrl.report.page import page_data
 from fedmrl.report.runs import make_series
-from fedmrl.report.tables import COLUMNS
+from fedmrl.report.tables import COMPARISON_COLUMNS
 
 METHODS = ("fedmrl", "fedproto", "fml", "standalone")
 
@@ -25,7 +25,7 @@ def number(words):
 def test_the_worst_client_is_not_above_the_mean_in_any_row(comparison):
     assert any(client.rounds == 0 for runs in comparison.outcomes.values() for run in runs for client in run.clients)
     for row in comparison.rows:
-        shown = dict(zip(COLUMNS, row, strict=True))
+        shown = dict(zip(COMPARISON_COLUMNS, row, strict=True))
         assert number(shown["worst client"]) <= number(shown["fair"]), row
     for runs in comparison.plain()["methods"].values():
         assert all(run["worst_client"] <= run["fair"] + 1e-12 for run in runs)
@@ -52,7 +52,11 @@ def test_the_worst_client_is_not_above_the_mean_on_the_page(comparison, protocol
 
 def test_the_latex_table_has_the_best_of_each_accuracy_in_bold_and_the_spread_over_seeds(comparison):
     latex = comparison.latex()
-    rows = [line.removesuffix(r" \\").split(" & ") for line in latex.splitlines() if line.count(" & ") == len(COLUMNS) - 1]
+    rows = [
+        line.removesuffix(r" \\").split(" & ")
+        for line in latex.splitlines()
+        if line.count(" & ") == len(COMPARISON_COLUMNS) - 1
+    ]
     assert rows[0][1] == r"fair (\%)" and [row[0] for row in rows[1:]] == [row[0] for row in comparison.rows]
     for column, words in enumerate(zip(*comparison.rows, strict=True)):
         shown = [row[column] for row in rows[1:]]

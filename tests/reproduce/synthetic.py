@@ -9,8 +9,8 @@ import numpy as np
 
 from fedmrl.errors import UserError
 from fedmrl.methods import METHODS
-from fedmrl.reproduce.cells import Cell, Clients, Curve, Spent, without_seed
-from fedmrl.reproduce.experiments import METHOD_ORDER, PAPER, QUICK, Scale, class_setting, dim_variant, printed, recipe_of
+from fedmrl.reproduce.cells import Cell, CellClients, CellCurve, CumulativeCost, without_seed
+from fedmrl.reproduce.experiments import METHOD_ORDER, PAPER, QUICK, Scale, class_setting, dim_variant, paper_results, recipe_of
 from fedmrl.version import NUMBERS
 
 SHARES = {"n10": 1.0, "n50": 0.2, "n100": 0.1, "n5": 1.0, "n20": 0.25}
@@ -41,7 +41,7 @@ def cell(setting="cifar10-n100", variant="fedmrl", seed=0, *, fair=0.8, own=None
         return {mode: {"last": value, "best": value, "best_round": 2}}
 
     def curve(rounds, values):
-        return Curve(rounds=rounds, own=values, aggregated=values if view == "aggregated" else None)
+        return CellCurve(rounds=rounds, own=values, aggregated=values if view == "aggregated" else None)
 
     curves = {"all": curve([1, 2], [fair / 2, fair]), "participants": curve([1, 2], [paper / 2, paper])}
     curves |= fields.pop("curves", {})
@@ -56,17 +56,17 @@ def cell(setting="cifar10-n100", variant="fedmrl", seed=0, *, fair=0.8, own=None
         "accuracy": {"all": {"own": last(own), view: last(fair)}, "participants": {"own": last(paper)}},
         "inference": {"own": served, view: served},
         "curves": curves,
-        "spent": Spent(turns=[r * turns for r in steps], parameters=list(steps), flops=[float(r) for r in steps]),
+        "spent": CumulativeCost(turns=[r * turns for r in steps], parameters=list(steps), flops=[float(r) for r in steps]),
         "clients": of_clients(*[fair] * clients),
         "states_sha256": "0" * 64,
     }  # fmt: skip
     return Cell(**known | fields)
 
 
-def of_clients(*fair, own=None, classes=(0, 9), test=25) -> Clients:
-    """Clients with these accuracies; `own` are as `fair` unless given."""
+def of_clients(*fair, own=None, classes=(0, 9), test=25) -> CellClients:
+    """CellClients with these accuracies; `own` are as `fair` unless given."""
     number = len(fair)
-    return Clients(
+    return CellClients(
         model=["CNN-1"] * number, classes=[list(classes)] * number, train_samples=[100] * number,
         test_samples=[test] * number, rounds=[1] * number, own=list(fair if own is None else own), aggregated=list(fair),
     )  # fmt: skip
@@ -91,14 +91,14 @@ def reaching(target, rounds=None, parameters=0.0, flops=0.0, *, paper_rounds=Non
 
     def curve(reached):
         values = [target if rounds and r >= reached else 0.1 for r in range(1, length + 1)]
-        return Curve(rounds=list(range(1, length + 1)), own=values, aggregated=values)
+        return CellCurve(rounds=list(range(1, length + 1)), own=values, aggregated=values)
 
     def spent(each):
         return [each * clients * r / at for r in range(1, length + 1)]
 
     return {
         "curves": {"all": curve(at), "participants": curve(first)},
-        "spent": Spent(
+        "spent": CumulativeCost(
             turns=[turns * r for r in range(1, length + 1)],
             parameters=[round(n) for n in spent(parameters)],
             flops=spent(flops),
@@ -141,16 +141,18 @@ def grown(setting, variant, seed, final, chance, rounds, scale) -> Cell:
     return base.model_copy(
         update={
             "curves": {
-                "all": Curve(rounds=measured, own=everyone, aggregated=everyone if aggregated else None),
-                "participants": Curve(rounds=list(range(1, rounds + 1)), own=chosen, aggregated=chosen if aggregated else None),
+                "all": CellCurve(rounds=measured, own=everyone, aggregated=everyone if aggregated else None),
+                "participants": CellCurve(
+                    rounds=list(range(1, rounds + 1)), own=chosen, aggregated=chosen if aggregated else None
+                ),
             },
-            "spent": Spent(
+            "spent": CumulativeCost(
                 turns=[round(share * number) * r for r in range(1, rounds + 1)],
                 parameters=[round(share * number * r * PARAMETERS[method]) for r in range(1, rounds + 1)],
                 flops=[share * number * r * FLOPS[method] for r in range(1, rounds + 1)],
             ),
             "inference": inference,
-            "clients": Clients(
+            "clients": CellClients(
                 model=["CNN-1"] * number,
                 classes=[sorted(map(int, clients.choice(10, 2, replace=False))) for _ in range(number)],
                 train_samples=[int(n) for n in clients.integers(300, 500, number)],
@@ -169,7 +171,9 @@ def paper_cells() -> Iterator[Cell]:
         for kind, suffix in (("heterogeneous", ""), ("homogeneous", "-homogeneous")):
             for column, federation in enumerate(PAPER.federations):
                 for method in METHOD_ORDER:
-                    yield from as_printed(f"{dataset}-{federation}{suffix}", method, printed()[kind][dataset][method][column])
+                    yield from as_printed(
+                        f"{dataset}-{federation}{suffix}", method, paper_results()[kind][dataset][method][column]
+                    )
         yield from case_studies(dataset, best=0.93 if dataset == "cifar10" else 0.6)
 
 

@@ -10,7 +10,7 @@ from tiny import tiny_recipe
 import fedmrl
 from fedmrl import DivergedRun, UserError
 from fedmrl.messages import sha256
-from fedmrl.reproduce.cells import by_variant, cell_of, hash_of, read_cell, read_cells, write_cell
+from fedmrl.reproduce.cells import by_variant, make_cell, read_cell, read_cells, recipe_hash, write_cell
 from fedmrl.results import PROTOCOLS, counted
 
 FACTS = {"command": "fedmrl reproduce tiny-n4/fedmrl --seeds 0", "wall_seconds": 1.5}
@@ -27,7 +27,7 @@ def run():
 
 @pytest.fixture
 def cell(run):
-    return cell_of("tiny-n4", "fedmrl", run.recipe, run, FACTS)
+    return make_cell("tiny-n4", "fedmrl", run.recipe, run, FACTS)
 
 
 def test_a_cell_holds_what_the_run_came_to(run, cell):
@@ -58,7 +58,7 @@ def test_each_protocol_reads_what_it_says(cell):
 
 def test_a_method_that_hears_no_server_has_its_own_view_only():
     run = fedmrl.run(tiny_recipe("standalone"))
-    cell = cell_of("tiny-n4", "standalone", run.recipe, run, FACTS)
+    cell = make_cell("tiny-n4", "standalone", run.recipe, run, FACTS)
     assert cell.curves["all"].aggregated is None
     assert cell.measured("fair") == cell.accuracy["all"]["own"]["local"]["last"]
 
@@ -66,7 +66,7 @@ def test_a_method_that_hears_no_server_has_its_own_view_only():
 def test_what_was_spent_until_a_target_is_what_the_summary_says():
     targets = [0.3, 0.5, 1.0]
     run = fedmrl.run(tiny_recipe("fedmrl", rounds=6, evaluation__every=1, evaluation__targets=targets))
-    cell = cell_of("tiny-n4", "fedmrl", run.recipe, run, FACTS)
+    cell = make_cell("tiny-n4", "fedmrl", run.recipe, run, FACTS)
     assert cell.spent.turns == [2, 4, 6, 8, 10, 12]
     for protocol in PROTOCOLS:
         asked = counted(protocol, "aggregated")[:2]
@@ -92,14 +92,14 @@ def test_a_run_that_is_no_better_than_guessing_failed_to_converge(cell, own, con
 
 def test_a_cell_is_valid_as_long_as_what_it_recorded_has_that_value_and_what_it_lacks_its_default(cell):
     recipe = tiny_recipe("fedmrl", evaluation__every=2)
-    assert cell.is_of(recipe) and cell.is_of(recipe.model_copy(update={"seed": 9}))
+    assert cell.matches(recipe) and cell.matches(recipe.model_copy(update={"seed": 9}))
     table = {key: value for key, value in cell.recipe["training"].items() if key != "weight_decay"}
     older = cell.model_copy(update={"recipe": {**cell.recipe, "training": table}})
-    assert older.is_of(recipe), "as if weight decay were newer than the cell: it has its default"
-    assert not older.is_of(tiny_recipe("fedmrl", evaluation__every=2, training__weight_decay=0.1))
-    assert not cell.is_of(tiny_recipe("fedmrl", evaluation__every=2, training__lr=0.5))
-    assert not cell.model_copy(update={"recipe": {**cell.recipe, "gone": 1}}).is_of(recipe), "a key that there is no more"
-    assert not cell.model_copy(update={"numbers": cell.numbers - 1}).is_of(recipe)
+    assert older.matches(recipe), "as if weight decay were newer than the cell: it has its default"
+    assert not older.matches(tiny_recipe("fedmrl", evaluation__every=2, training__weight_decay=0.1))
+    assert not cell.matches(tiny_recipe("fedmrl", evaluation__every=2, training__lr=0.5))
+    assert not cell.model_copy(update={"recipe": {**cell.recipe, "gone": 1}}).matches(recipe), "a key that there is no more"
+    assert not cell.model_copy(update={"numbers": cell.numbers - 1}).matches(recipe)
 
 
 def test_a_cell_of_another_format_is_refused_in_a_sentence(cell, tmp_path):
@@ -122,7 +122,7 @@ def test_cells_are_read_back_as_they_were_written(cell, tmp_path):
 
 def test_a_run_that_diverged_is_a_result():
     recipe = tiny_recipe("fedmrl")
-    cell = cell_of("tiny-n4", "fedmrl", recipe, DIVERGED, FACTS)
+    cell = make_cell("tiny-n4", "fedmrl", recipe, DIVERGED, FACTS)
     assert cell.status == "diverged"
     assert cell.diverged == {"client": 3, "round": 7, "reason": "loss"}
     assert cell.measured("paper") is None
@@ -130,14 +130,14 @@ def test_a_run_that_diverged_is_a_result():
 
 
 def test_a_hash_is_of_the_recipe_and_not_of_its_seed():
-    assert hash_of(tiny_recipe(seed=1)) == hash_of(tiny_recipe(seed=2))
-    assert hash_of(tiny_recipe(method__d1=3)) != hash_of(tiny_recipe(method__d1=2))
+    assert recipe_hash(tiny_recipe(seed=1)) == recipe_hash(tiny_recipe(seed=2))
+    assert recipe_hash(tiny_recipe(method__d1=3)) != recipe_hash(tiny_recipe(method__d1=2))
 
 
 def test_a_hash_is_of_the_numbers_that_fedmrl_gives(monkeypatch):
-    before = hash_of(tiny_recipe())
+    before = recipe_hash(tiny_recipe())
     monkeypatch.setattr("fedmrl.reproduce.cells.NUMBERS", -1)
-    assert hash_of(tiny_recipe()) != before
+    assert recipe_hash(tiny_recipe()) != before
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"setting": 3}', "\x00"])
@@ -165,13 +165,13 @@ def test_a_cell_with_a_field_that_is_missing_or_of_another_type_is_refused_in_a_
 def test_a_cell_under_anothers_name_is_refused(cell, tmp_path):
     path = write_cell(tmp_path, cell)
     path.rename(path.with_name("fedmrl-seed-1.json"))
-    with pytest.raises(UserError, match="it is of tiny-n4/fedmrl, seed 0"):
+    with pytest.raises(UserError, match="it belongs to tiny-n4/fedmrl, seed 0"):
         read_cells(tmp_path)
 
 
 @pytest.mark.parametrize("at", [None, {}, {"client": 1, "round": 2}, {"client": 1, "round": "2", "reason": "why"}])
 def test_a_cell_that_diverged_says_where(at, tmp_path):
-    path = write_cell(tmp_path, cell_of("tiny-n4", "fedmrl", tiny_recipe("fedmrl"), DIVERGED, FACTS))
+    path = write_cell(tmp_path, make_cell("tiny-n4", "fedmrl", tiny_recipe("fedmrl"), DIVERGED, FACTS))
     path.write_text(json.dumps({**json.loads(path.read_text()), "diverged": at}))
     with pytest.raises(UserError, match="diverged"):
         read_cell(path)

@@ -6,7 +6,7 @@ from synthetic import cell
 from fedmrl import UserError
 from fedmrl.config import known_recipes, load_recipe
 from fedmrl.methods import METHODS
-from fedmrl.reproduce.cells import hash_of
+from fedmrl.reproduce.cells import recipe_hash
 from fedmrl.reproduce.experiments import (
     CPU,
     EXPERIMENTS,
@@ -14,14 +14,14 @@ from fedmrl.reproduce.experiments import (
     PAPER,
     QUICK,
     best_others,
-    chosen,
     dim_variant,
     find,
-    printed,
+    paper_results,
     recipe_of,
     run_specs,
+    tuned_settings,
 )
-from fedmrl.reproduce.outcomes import Outcomes
+from fedmrl.reproduce.measurements import Measurements
 
 
 def names(what, scale=PAPER):
@@ -63,7 +63,7 @@ def test_all_holds_every_run_once(scale):
 
 @pytest.mark.parametrize("scale", [PAPER, QUICK], ids=lambda scale: scale.name)
 def test_no_recipe_is_run_under_two_names(scale):
-    recipes = [(one.setting, hash_of(one.recipe)) for one in run_specs("all", scale)]
+    recipes = [(one.setting, recipe_hash(one.recipe)) for one in run_specs("all", scale)]
     assert len(set(recipes)) == len(recipes)
     assert f"{scale.datasets[0]}-{scale.main}/fedmrl" in names("d1", scale)
     assert dim_variant(scale.dims[0]) not in {one.variant for what in ("d1", "ablation") for one in run_specs(what, scale)}
@@ -72,7 +72,7 @@ def test_no_recipe_is_run_under_two_names(scale):
 def test_figures_by_dimension_take_the_plain_run_for_the_dimension_that_it_has():
     recipe = recipe_of(f"digits-{QUICK.main}", "fedmrl", QUICK).resolved()
     plain = cell(f"digits-{QUICK.main}", "fedmrl", recipe=recipe)
-    assert Outcomes([plain], QUICK).of_dim(plain.setting, QUICK.dims[0]).cells == (plain,)
+    assert Measurements([plain], QUICK).of_dim(plain.setting, QUICK.dims[0]).cells == (plain,)
 
 
 def test_every_setting_of_the_paper_has_a_recipe_of_its_name():
@@ -94,15 +94,15 @@ def test_the_small_version_needs_no_data_that_must_be_fetched():
 
 
 def test_what_was_chosen_names_methods_and_keys_that_there_are():
-    for dataset, tables in chosen().items():
+    for dataset, tables in tuned_settings().items():
         assert dataset in PAPER.datasets
         assert set(tables) <= {*METHODS, "all"}
     assert set(METHOD_ORDER) == set(METHODS)
 
 
 def test_the_printed_values_are_the_paper_s():
-    assert printed()["heterogeneous"]["cifar10"]["fedmrl"] == [96.63, 95.7, 95.85]
-    assert printed()["heterogeneous"]["cifar100"]["fedapen"] == [None, None, None]
+    assert paper_results()["heterogeneous"]["cifar10"]["fedmrl"] == [96.63, 95.7, 95.85]
+    assert paper_results()["heterogeneous"]["cifar100"]["fedapen"] == [None, None, None]
 
 
 def test_every_method_has_the_same_optimiser_and_augmentation_and_its_authors_own_weight():
@@ -167,7 +167,7 @@ def test_the_two_best_others_are_known_when_all_are_measured():
 
 
 def test_what_is_not_there_is_refused_in_a_sentence():
-    with pytest.raises(UserError, match=r"there is no 'tabel-hetero' to reproduce; did you mean 'table-hetero'\?"):
+    with pytest.raises(UserError, match=r"there is no experiment 'tabel-hetero'; did you mean 'table-hetero'\?"):
         find("tabel-hetero", PAPER)
     (one,) = find("cifar10-n100/fedmrl", CPU)
     assert (one.seeds, one.stage) == ((0, 1, 2), 0), "named alone, it is one run with all its seeds"

@@ -8,7 +8,7 @@ from matplotlib.text import Text
 from synthetic import OLD, all_cells, cell, diverged, of_clients, reaching
 
 from fedmrl.report.figures import PRINT
-from fedmrl.reproduce.cells import Curve
+from fedmrl.reproduce.cells import CellCurve
 from fedmrl.reproduce.experiments import PAPER, QUICK
 from fedmrl.reproduce.figures import (
     FIGURES,
@@ -25,13 +25,13 @@ from fedmrl.reproduce.figures import (
     sweep_figure,
     write_figures,
 )
-from fedmrl.reproduce.outcomes import Outcomes
+from fedmrl.reproduce.measurements import Measurements
 
 MAIN = "cifar10-n100"
 
 
-def outcomes(*cells, scale=PAPER):
-    return Outcomes(cells, scale)
+def measurements(*cells, scale=PAPER):
+    return Measurements(cells, scale)
 
 
 def texts(axes):
@@ -47,14 +47,14 @@ def legend(figure):
 
 
 def lines_of(axes, method):
-    return [line for line in axes.lines if line.get_color() == STYLES[method].colour]
+    return [line for line in axes.lines if line.get_color() == STYLES[method].light]
 
 
 # Accuracy by round
 
 
 def test_curves_have_a_panel_for_each_dataset_and_federation():
-    figure = curves_figure(outcomes(cell(), cell("cifar100-n10", "fml")), "fair")
+    figure = curves_figure(measurements(cell(), cell("cifar100-n10", "fml")), "fair")
     titles = [axes.get_title(loc="left") or axes.get_title() for axes in figure.axes]
     assert len(titles) == 6 and titles[2] == "CIFAR-10, N=100, C=10%" and titles[3] == "CIFAR-100, N=10, C=100%"
     assert texts(figure.axes[0]) == ["not measured"] and texts(figure.axes[2]) == []
@@ -62,15 +62,15 @@ def test_curves_have_a_panel_for_each_dataset_and_federation():
 
 
 def test_a_curve_is_the_mean_over_seeds_with_their_range():
-    first = {"all": Curve(rounds=[1, 2], own=[0, 0], aggregated=[0.2, 0.4])}
-    second = {"all": Curve(rounds=[1, 2], own=[0, 0], aggregated=[0.4, 0.8])}
-    figure = curves_figure(outcomes(cell(curves=first), cell(seed=1, curves=second), cell(variant="fml")), "fair")
+    first = {"all": CellCurve(rounds=[1, 2], own=[0, 0], aggregated=[0.2, 0.4])}
+    second = {"all": CellCurve(rounds=[1, 2], own=[0, 0], aggregated=[0.4, 0.8])}
+    figure = curves_figure(measurements(cell(curves=first), cell(seed=1, curves=second), cell(variant="fml")), "fair")
     axes = figure.axes[2]
     (line,) = lines_of(axes, "fedmrl")
     assert line.get_ydata() == pytest.approx([30, 60])
     (band,) = axes.collections  # FML has one seed, and so no band
     assert (
-        band.get_datalim(axes.transData).y0 == pytest.approx(20) and to_hex(band.get_facecolor()[0]) == STYLES["fedmrl"].colour
+        band.get_datalim(axes.transData).y0 == pytest.approx(20) and to_hex(band.get_facecolor()[0]) == STYLES["fedmrl"].light
     )
     assert line.get_linewidth() > lines_of(axes, "fml")[0].get_linewidth()
     assert "band: their range" in note(figure)
@@ -78,27 +78,27 @@ def test_a_curve_is_the_mean_over_seeds_with_their_range():
 
 def test_a_protocol_looks_at_its_own_clients_with_its_own_models():
     curves = {
-        "all": Curve(rounds=[10, 20], own=[0.1, 0.2], aggregated=[0.3, 0.4]),
-        "participants": Curve(rounds=[1, 2], own=[0.5, 0.6], aggregated=[0.7, 0.8]),
+        "all": CellCurve(rounds=[10, 20], own=[0.1, 0.2], aggregated=[0.3, 0.4]),
+        "participants": CellCurve(rounds=[1, 2], own=[0.5, 0.6], aggregated=[0.7, 0.8]),
     }
-    both = outcomes(cell(curves=curves)).of(MAIN, "fedmrl")
+    both = measurements(cell(curves=curves)).of(MAIN, "fedmrl")
     assert curve_values(both, "fair")[1].tolist() == [pytest.approx([30, 40])]
     assert curve_values(both, "paper")[1].tolist() == [pytest.approx([50, 60])]
     assert curve_values(both, "own")[1].tolist() == [pytest.approx([10, 20])]
-    alone = outcomes(cell(variant="standalone", view="own", curves=curves)).of(MAIN, "standalone")
+    alone = measurements(cell(variant="standalone", view="own", curves=curves)).of(MAIN, "standalone")
     assert curve_values(alone, "fair")[1].tolist() == [pytest.approx([10, 20])]
 
 
 def test_seeds_are_drawn_where_all_have_a_value():
-    curves = [{"all": Curve(rounds=rounds, own=[0.5] * len(rounds))} for rounds in ([1, 2, 3], [2, 3, 4])]
-    both = outcomes(*(cell(seed=seed, view="own", curves=c) for seed, c in enumerate(curves))).of(MAIN, "fedmrl")
+    curves = [{"all": CellCurve(rounds=rounds, own=[0.5] * len(rounds))} for rounds in ([1, 2, 3], [2, 3, 4])]
+    both = measurements(*(cell(seed=seed, view="own", curves=c) for seed, c in enumerate(curves))).of(MAIN, "fedmrl")
     rounds, values = curve_values(both, "fair")
     assert rounds == [2, 3] and values.shape == (2, 2)
 
 
 def test_the_papers_curve_is_smoothed_and_what_was_measured_is_faint():
-    noisy = {"participants": Curve(rounds=list(range(1, 101)), own=[0.4, 0.6] * 50)}
-    axes = curves_figure(outcomes(cell(curves=noisy)), "paper").axes[2]
+    noisy = {"participants": CellCurve(rounds=list(range(1, 101)), own=[0.4, 0.6] * 50)}
+    axes = curves_figure(measurements(cell(curves=noisy)), "paper").axes[2]
     raw, smooth = lines_of(axes, "fedmrl")
     assert raw.get_alpha() < 0.3 and np.ptp(raw.get_ydata()) == pytest.approx(20)
     assert np.ptp(smooth.get_ydata()[5:-5]) < 5
@@ -111,7 +111,7 @@ def test_a_running_mean_keeps_a_straight_line_straight():
 
 
 def test_what_is_left_out_of_the_curves_is_said():
-    figure = curves_figure(outcomes(cell(), diverged(variant="fd"), diverged("cifar10-n50", "fml")), "fair")
+    figure = curves_figure(measurements(cell(), diverged(variant="fd"), diverged("cifar10-n50", "fml")), "fair")
     assert "Failed to converge: FD (CIFAR-10 N=100); FML (CIFAR-10 N=50)." in note(figure)
     assert "Not measured: CIFAR-10 N=100 (Standalone, LG-FedAvg, FedProto, FML, FedKD, FedAPEN)." in note(figure)
     assert texts(figure.axes[1]) == ["failed to converge"]
@@ -122,10 +122,10 @@ def test_what_is_left_out_of_the_curves_is_said():
 
 def test_bars_are_sorted_and_coloured_by_who_does_better():
     ours, theirs = of_clients(0.5, 0.9, 0.7, 0.6), of_clients(0.6, 0.5, 0.6, 0.6)
-    figure = clients_figure(outcomes(cell(clients=ours), cell(variant="fedproto", clients=theirs)), "fair")
+    figure = clients_figure(measurements(cell(clients=ours), cell(variant="fedproto", clients=theirs)), "fair")
     axes = figure.axes[0]
     assert [bar.get_height() for bar in axes.patches] == pytest.approx([40, 10, 0, -10])
-    assert [to_hex(bar.get_facecolor()) for bar in axes.patches][::3] == [STYLES[m].colour for m in ("fedmrl", "fedproto")]
+    assert [to_hex(bar.get_facecolor()) for bar in axes.patches][::3] == [STYLES[m].light for m in ("fedmrl", "fedproto")]
     assert texts(axes) == ["FedMRL better: 50% of clients\n(the paper: 87%)", "FedProto better: 25%, equal: 25%"]
     assert texts(figure.axes[1]) == ["not measured"]
 
@@ -133,7 +133,7 @@ def test_bars_are_sorted_and_coloured_by_who_does_better():
 def test_clients_of_the_same_split_are_averaged_over_seeds():
     ours = [cell(seed=0, clients=of_clients(0.5, 0.9)), cell(seed=1, clients=of_clients(0.7, 0.9))]
     theirs = [cell(variant="fedproto", seed=seed, clients=of_clients(0.5, 0.5)) for seed in (0, 1)]
-    found = outcomes(*ours, *theirs)
+    found = measurements(*ours, *theirs)
     gained = gains(found.of(MAIN, "fedmrl"), found.of(MAIN, "fedproto"))
     assert gained.points == pytest.approx([10, 40]) and gained.said == "mean over seeds 0, 1"
 
@@ -144,21 +144,21 @@ def test_clients_of_different_splits_are_those_of_the_first_seed():
         for method, value in (("fedmrl", 0.6), ("fedproto", 0.5))
         for seed in (0, 1)
     ]
-    found = outcomes(*both)
+    found = measurements(*both)
     gained = gains(found.of(MAIN, "fedmrl"), found.of(MAIN, "fedproto"))
     assert gained.points == pytest.approx([10, 0])
-    assert gained.said == "seed 0, as each seed deals the data anew; with seeds 0, 1, 50%, 50% of clients gain"
+    assert gained.said == "seed 0, since each seed has its own split; with seeds 0, 1, 50%, 50% of clients gain"
 
 
 def test_clients_are_compared_only_with_themselves():
     a, b = cell(clients=of_clients(0.5)), cell(variant="fedproto", clients=of_clients(0.5, classes=(3, 4)))
-    assert clients_figure(outcomes(a, b), "fair") is None
-    assert clients_figure(outcomes(a, cell(variant="fedproto", seed=1, clients=of_clients(0.5))), "fair") is None
+    assert clients_figure(measurements(a, b), "fair") is None
+    assert clients_figure(measurements(a, cell(variant="fedproto", seed=1, clients=of_clients(0.5))), "fair") is None
 
 
 def test_clients_with_own_copies_have_a_figure_of_their_own():
     ours, theirs = of_clients(0.5, 0.9, own=(0.8, 0.5)), of_clients(0.6, 0.6)
-    found = outcomes(cell(clients=ours), cell(variant="fedproto", clients=theirs))
+    found = measurements(cell(clients=ours), cell(variant="fedproto", clients=theirs))
     bars = {p: [bar.get_height() for bar in clients_figure(found, p).axes[0].patches] for p in ("fair", "own")}
     assert bars["fair"] == pytest.approx([30, -10]) and bars["own"] == pytest.approx([20, -10])
 
@@ -174,7 +174,7 @@ def test_costs_are_bars_with_their_numbers_or_a_word():
         cell(variant="fml", **reaching(0.9)),
         diverged(variant="fd"),
     ]
-    rounds, parameters, flops = costs_figure(outcomes(*cells), "fair").axes[:3]
+    rounds, parameters, flops = costs_figure(measurements(*cells), "fair").axes[:3]
     words = ["60", "· not measured", "– failed", "50", "not reached", "· not measured", "· not measured", "30"]
     assert texts(rounds) == words
     assert [text for text in texts(parameters) if text[0].isdigit()] == ["0", "2 k", "2 M"]
@@ -185,7 +185,7 @@ def test_costs_are_bars_with_their_numbers_or_a_word():
 
 
 def test_costs_as_the_paper_counts_are_the_participants():
-    figure = costs_figure(outcomes(cell(**reaching(0.9, 40, 2e6, 3e12, paper_rounds=20))), "paper")
+    figure = costs_figure(measurements(cell(**reaching(0.9, 40, 2e6, 3e12, paper_rounds=20))), "paper")
     assert texts(figure.axes[0])[-1] == "20" and texts(figure.axes[1])[-1] == "10 M"
 
 
@@ -194,7 +194,7 @@ def test_costs_as_the_paper_counts_are_the_participants():
 
 def test_inference_shows_the_four_models_in_the_view_that_counts():
     modes = {"mix-large": 0.9, "mix-small": 0.8, "single-small": 0.5, "single-large": 0.6}
-    found = outcomes(
+    found = measurements(
         cell(inference={"aggregated": modes, "own": dict.fromkeys(modes, 0.1)}), diverged("cifar100-n100", "fedmrl")
     )
     figure = inference_figure(found, "fair")
@@ -216,8 +216,8 @@ def drawn(axes, colour):
 
 def test_classes_are_varied_from_that_of_the_tables():
     cells = [cell(fair=0.8, paper=0.9), cell(f"{MAIN}-classes-4", fair=0.7, paper=0.75), cell(variant="fedproto", fair=0.6)]
-    figure = sweep_figure(outcomes(*cells), SWEEPS["non-iid-class"])
-    fair, _, paper = drawn(figure.axes[0], STYLES["fedmrl"].colour)
+    figure = sweep_figure(measurements(*cells), SWEEPS["non-iid-class"])
+    fair, _, paper = drawn(figure.axes[0], STYLES["fedmrl"].light)
     assert list(fair) == [2, 4, 6, 8, 10] and [fair[2], fair[4]] == pytest.approx([80, 70]) and np.isnan(fair[6])
     assert [paper[2], paper[4]] == pytest.approx([90, 75])
     assert legend(figure) == ["FedMRL", "FedProto", "fair", "own copies", "best round"]
@@ -226,48 +226,48 @@ def test_classes_are_varied_from_that_of_the_tables():
 
 def test_a_setting_that_diverged_is_a_cross_and_a_note():
     cells = [cell(f"{MAIN}-dirichlet-0.1"), *(diverged(f"{MAIN}-dirichlet-0.1", "fedproto", seed) for seed in (0, 1))]
-    figure = sweep_figure(outcomes(*cells), SWEEPS["non-iid-dirichlet"])
+    figure = sweep_figure(measurements(*cells), SWEEPS["non-iid-dirichlet"])
     crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
-    assert {(line.get_xdata()[0], line.get_color()) for line in crosses} == {(0.1, STYLES["fedproto"].colour)}
+    assert {(line.get_xdata()[0], line.get_color()) for line in crosses} == {(0.1, STYLES["fedproto"].light)}
     assert "Failed to converge (×): FedProto (CIFAR-10 at 0.1)." in note(figure) and "CIFAR-10: seed 0." in note(figure)
 
 
 def test_the_plain_run_stands_for_its_own_d1_alone():
     cells = [cell(fair=0.8), cell(variant="fedmrl-d1-150", fair=0.7), cell(variant="fedmrl-without-mrl-d1-100", fair=0.6)]
-    with_mrl, *_ = drawn(sweep_figure(outcomes(*cells), SWEEPS["d1"]).axes[0], STYLES["fedmrl"].colour)
+    with_mrl, *_ = drawn(sweep_figure(measurements(*cells), SWEEPS["d1"]).axes[0], STYLES["fedmrl"].light)
     assert [with_mrl[100], with_mrl[150]] == pytest.approx([80, 70]) and np.isnan(with_mrl[200])
     without, *_ = drawn(
-        sweep_figure(outcomes(*cells), SWEEPS["ablation"]).axes[0], SWEEPS["ablation"].lines["FedMRL without MRL"].colour
+        sweep_figure(measurements(*cells), SWEEPS["ablation"]).axes[0], SWEEPS["ablation"].lines["FedMRL without MRL"].light
     )
     assert without[100] == pytest.approx(60) and np.isnan(without[150])
 
 
 def test_a_run_of_its_own_comes_before_the_plain_one():
-    found = outcomes(cell(fair=0.8), cell(variant="fedmrl-d1-100", fair=0.7))
+    found = measurements(cell(fair=0.8), cell(variant="fedmrl-d1-100", fair=0.7))
     assert found.of_dim(MAIN, 100).mean("fair") == pytest.approx(70)
 
 
 def test_a_sweep_is_over_the_seeds_that_all_its_points_have():
     cells = [cell(seed=seed, fair=fair) for seed, fair in enumerate((0.6, 0.9))]
     cells += [cell(f"{MAIN}-classes-4", fair=0.7), cell(f"{MAIN}-classes-6", seed=5, fair=0.7)]
-    figure = sweep_figure(outcomes(*cells), SWEEPS["non-iid-class"])
-    fair, *_ = drawn(figure.axes[0], STYLES["fedmrl"].colour)
+    figure = sweep_figure(measurements(*cells), SWEEPS["non-iid-class"])
+    fair, *_ = drawn(figure.axes[0], STYLES["fedmrl"].light)
     assert [fair[2], fair[4]] == pytest.approx([60, 70]) and np.isnan(fair[6])
-    assert "CIFAR-10: seed 0." in note(figure) and "Shares no seed with the others: FedMRL (CIFAR-10 at 6)." in note(figure)
+    assert "CIFAR-10: seed 0." in note(figure) and "No seed in common with the others: FedMRL (CIFAR-10 at 6)." in note(figure)
 
 
 def test_curves_and_costs_say_which_mean_is_over_fewer_seeds():
     cells = [cell(**reaching(0.9)), cell(seed=1, **reaching(0.9)), cell(variant="fml", **reaching(0.9))]
-    for figure in (curves_figure(outcomes(*cells), "fair"), costs_figure(outcomes(*cells), "fair")):
+    for figure in (curves_figure(measurements(*cells), "fair"), costs_figure(measurements(*cells), "fair")):
         assert "Over fewer seeds than others: FML (CIFAR-10 N=100: seed 0)." in note(figure)
 
 
 def test_a_cell_of_another_recipe_is_not_drawn():
-    assert curves_figure(outcomes(cell(**OLD)), "fair") is None
+    assert curves_figure(measurements(cell(**OLD)), "fair") is None
 
 
 def test_several_seeds_have_error_bars():
-    figure = sweep_figure(outcomes(cell(fair=0.7), cell(seed=1, fair=0.9)), SWEEPS["d1"])
+    figure = sweep_figure(measurements(cell(fair=0.7), cell(seed=1, fair=0.9)), SWEEPS["d1"])
     (bars,) = figure.axes[0].containers[0].lines[2]
     low, high = bars.get_segments()[0][:, 1]
     assert (high - low) / 2 == pytest.approx(100 * np.std([0.7, 0.9], ddof=1))
@@ -279,7 +279,7 @@ def test_several_seeds_have_error_bars():
 
 @pytest.fixture(scope="module")
 def whole():
-    return {scale.name: Outcomes(all_cells(scale), scale) for scale in (PAPER, QUICK)}
+    return {scale.name: Measurements(all_cells(scale), scale) for scale in (PAPER, QUICK)}
 
 
 def written_in(figure):

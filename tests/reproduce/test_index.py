@@ -8,12 +8,12 @@ from synthetic import OLD, all_cells, cell, diverged, of_clients, reaching
 from test_page import EVIL, Elements, plain
 
 from fedmrl.cli import render
-from fedmrl.reproduce.cells import Curve, write_cell
+from fedmrl.reproduce.cells import CellCurve, write_cell
 from fedmrl.reproduce.claims import claims_table
 from fedmrl.reproduce.experiments import CPU, METHOD_ORDER, PAPER, QUICK
 from fedmrl.reproduce.figures import curves_figure
-from fedmrl.reproduce.index import MOST_POINTS, index, index_data, thinned, write_index
-from fedmrl.reproduce.outcomes import Outcomes
+from fedmrl.reproduce.index import MAX_POINTS, index, index_data, thinned, write_index
+from fedmrl.reproduce.measurements import Measurements
 
 MAIN, OTHER = "cifar10-n100", "cifar100-n100"
 
@@ -53,7 +53,7 @@ def column(data, title):
 
 def test_without_cells_there_is_a_page_that_says_so():
     data = index_data([], PAPER)
-    assert data["answers"]["fair"]["title"] == "Whether FedMRL wins cannot be said yet"
+    assert data["answers"]["fair"]["title"] == "Too few runs to rank FedMRL"
     assert "0 of 200 runs are measured" in data["facts"] and data["answers"]["fair"]["cards"] == []
     assert not any(data[part] for part in ("tables", "curves", "costs", "sweeps", "runs"))
     assert list(data["contents"]) == ["repeat", "glossary"]
@@ -76,7 +76,7 @@ def test_the_title_counts_first_places_and_leads_under_each_protocol():
 
 def test_who_is_behind_is_said_to_be_behind():
     cells = [cell(MAIN, "fedmrl", fair=0.8), cell(MAIN, "fd", fair=0.82)]
-    assert plain(answer(cells)["title"]) == "FedMRL is not first in the one federation so far, 2.0 points behind"
+    assert plain(answer(cells)["title"]) == "FedMRL is not first in the only federation so far, 2.0 points behind"
     assert card(cells, "Most accurate")["verdict"] == "so far: does not hold"
 
 
@@ -109,7 +109,7 @@ def test_first_counts_clients_with_one_model_for_all_as_well():
 def test_who_loses_with_the_one_seed_that_both_have_is_not_first():
     cells = [cell(MAIN, "fedmrl", seed, fair=fair) for seed, fair in enumerate((0.8, 0.9, 0.9))]
     cells.append(cell(MAIN, "fedproto", fair=0.85))
-    assert plain(answer(cells)["title"]) == "FedMRL is not first in the one federation so far, 5.0 points behind"
+    assert plain(answer(cells)["title"]) == "FedMRL is not first in the only federation so far, 5.0 points behind"
     assert (
         "FedMRL 86.67 %, −5.00 points against FedProto, the best of the others so far, over seed 0, which both have."
         in plain(answer(cells)["lead"])
@@ -123,12 +123,12 @@ def test_who_loses_with_the_one_seed_that_both_have_is_not_first():
 
 def test_who_shares_no_seed_with_the_others_cannot_be_judged():
     cells = [cell(MAIN, "fedmrl", 1), *(cell(MAIN, method) for method in ("fml", "fd"))]
-    assert answer(cells)["title"] == "Whether FedMRL wins cannot be said yet"
+    assert answer(cells)["title"] == "Too few runs to rank FedMRL"
 
 
 def test_fedmrl_that_diverged_is_not_first_and_another_that_did_is_no_rival():
-    assert answer([diverged(MAIN, "fedmrl"), cell(MAIN, "fd")])["title"] == "FedMRL is not first in the one federation so far"
-    assert answer([cell(MAIN, "fedmrl"), diverged(MAIN, "fd")])["title"] == "FedMRL is first in the one federation so far"
+    assert answer([diverged(MAIN, "fedmrl"), cell(MAIN, "fd")])["title"] == "FedMRL is not first in the only federation so far"
+    assert answer([cell(MAIN, "fedmrl"), diverged(MAIN, "fd")])["title"] == "FedMRL is first in the only federation so far"
 
 
 def test_the_lead_names_the_best_other_and_under_its_protocol_the_papers_numbers():
@@ -145,9 +145,9 @@ def test_the_margin_says_with_how_many_seeds_it_is_ahead():
     cells = [cell(MAIN, "fedmrl", seed, fair=ours) for seed, ours in enumerate((0.80, 0.90))]
     cells += [cell(MAIN, "fedproto", seed, fair=theirs) for seed, theirs in enumerate((0.82, 0.80))]
     shown = card(cells, "Ahead of the others")
-    assert captions(shown) == ["CIFAR-10 N=100, against FedProto, ahead with 1 of 2 seeds: level"]
+    assert captions(shown) == ["points against FedProto, CIFAR-10 N=100, ahead in 1 of 2 seeds: level"]
     assert (values(shown), shown["verdict"]) == (["+4.0"], "so far: level")
-    assert answer(cells)["title"] == "FedMRL is level with the best in the one federation so far"
+    assert answer(cells)["title"] == "FedMRL is level with the best in the only federation so far"
 
 
 def test_what_prints_alike_has_no_winner():
@@ -165,16 +165,16 @@ def test_what_prints_alike_has_no_winner():
 def test_a_toy_gives_no_verdict_on_the_paper():
     cells = [cell("digits-n20", "fedmrl", fair=0.8), cell("digits-n20", "fd", fair=0.7)]
     assert card(cells, "Most accurate", scale=QUICK)["verdict"] == "in this small version, so far: holds"
-    assert answer(cells, scale=QUICK)["title"].startswith("In this small version FedMRL is first")
-    said = claims_table(Outcomes(cells, QUICK))
-    assert "says nothing of whether the paper’s claims hold" in said and "in this small version, so far: holds" in said
+    assert answer(cells, scale=QUICK)["title"].startswith("In this small version, FedMRL is first")
+    said = claims_table(Measurements(cells, QUICK))
+    assert "not whether the paper’s claims hold" in said and "in this small version, so far: holds" in said
 
 
 def test_what_a_test_sample_is_worth_stands_beside_the_gains_if_it_is_much():
     few = of_clients(0.9, 0.8).model_copy(update={"test_samples": [6, 8]})
     for own, much in ((few, True), (of_clients(0.9, 0.8, test=120), False)):
         (panel,) = index_data([cell(MAIN, m, clients=own) for m in ("fedmrl", "fedproto")], PAPER)["clients"]["fair"]
-        assert ("one of them is 14 points" in plain(panel["said"])) == much
+        assert ("one sample is worth 14 points" in plain(panel["said"])) == much
 
 
 def test_convergence_is_against_the_soonest_that_reaches_the_target_with_every_seed():
@@ -183,10 +183,10 @@ def test_convergence_is_against_the_soonest_that_reaches_the_target_with_every_s
         cell(MAIN, method, seed, **reaching(0.9, at)) for method, of_seeds in rounds.items() for seed, at in enumerate(of_seeds)
     ]
     shown = card(cells, "Learns in fewer rounds")
-    assert (values(shown), captions(shown)) == (["40"], ["CIFAR-10, rounds to 90 %; FedProto 70"])
+    assert (values(shown), captions(shown)) == (["40"], ["rounds to 90 %, CIFAR-10; FedProto: 70"])
     assert shown["verdict"] == "so far: holds"
     with_seed_0 = [one for one in cells if one.seed == 0 or one.method == "fedmrl"]
-    assert captions(card(with_seed_0, "Learns in fewer rounds")) == ["CIFAR-10, rounds to 90 %; FML 10"]
+    assert captions(card(with_seed_0, "Learns in fewer rounds")) == ["rounds to 90 %, CIFAR-10; FML: 10"]
     unreached = [cell(MAIN, "fedmrl", **reaching(0.9)), cells[2]]
     assert card(unreached, "Learns in fewer rounds")["verdict"] == "so far: does not hold"
     assert card([unreached[0], cell(MAIN, "fml", **reaching(0.9))], "Learns in fewer rounds") is None, "nobody reaches it"
@@ -196,12 +196,12 @@ def test_convergence_is_against_the_soonest_that_reaches_the_target_with_every_s
 def test_what_is_sent_is_held_against_its_kind_and_what_is_computed_against_fedproto():
     costs = {"fedmrl": (2e6, 3e12), "fedproto": (1e3, 4e12), "fml": (3e6, 1e12)}
     cells = [cell(MAIN, m, **reaching(0.9, 9, p, f)) for m, (p, f) in costs.items()]
-    sent, computed = card(cells, "Sends less than its kind"), card(cells, "Computes less")
+    sent, computed = card(cells, "Sends less than similar methods"), card(cells, "Computes less")
     more = card(cells, "Sends more than FedProto")
-    assert (values(more), captions(more)) == (["2 M"], ["CIFAR-10, parameters to 90 %; FedProto 1 k"])
+    assert (values(more), captions(more)) == (["2 M"], ["parameters to 90 %, CIFAR-10; FedProto: 1 k"])
     assert more["verdict"] == "so far: holds"
-    assert captions(sent) == ["CIFAR-10, parameters to 90 %; FML 3 M"] and sent["verdict"] == "so far: holds"
-    assert captions(computed) == ["CIFAR-10, FLOPs to 90 %; FedProto 4 T"] and values(computed) == ["3 T"]
+    assert captions(sent) == ["parameters to 90 %, CIFAR-10; FML: 3 M"] and sent["verdict"] == "so far: holds"
+    assert captions(computed) == ["FLOPs to 90 %, CIFAR-10; FedProto: 4 T"] and values(computed) == ["3 T"]
 
 
 def test_the_share_of_clients_that_gain_stands_beside_the_papers():
@@ -210,7 +210,7 @@ def test_the_share_of_clients_that_gain_stands_beside_the_papers():
         cell(MAIN, "fedproto", clients=of_clients(0.8, 0.7, 0.6, 0.6)),
     ]
     shown = card(cells, "Most clients gain")
-    assert values(shown) == ["75 %"] and captions(shown) == ["CIFAR-10; the paper: 87 %"]
+    assert values(shown) == ["75 %"] and captions(shown) == ["of clients, CIFAR-10; the paper: 87 %"]
     assert values(card(cells, "Most clients gain", "own")) == ["25 %"]
     assert card(cells, "Most clients gain", "paper") is None, "the paper's protocol does not look at all clients"
     (panel,) = index_data(cells, PAPER)["clients"]["fair"]
@@ -224,7 +224,7 @@ def test_mix_small_is_enough_where_it_is_nearer_to_mix_large_than_to_a_single_mo
 
     near, far = (card(modes(*of), "mix-small is enough") for of in ((0.88, 0.6), (0.7, 0.65)))
     assert (values(near), near["verdict"]) == (["−2.0"], "so far: holds")
-    assert captions(near) == ["CIFAR-10; a single model −30.0"]
+    assert captions(near) == ["points, CIFAR-10; best single model: −30.0"]
     assert (values(far), far["verdict"]) == (["−20.0"], "so far: does not hold")
 
 
@@ -237,10 +237,10 @@ def test_matryoshka_learning_is_judged_by_dimension():
 
 def test_the_gain_of_matryoshka_learning_is_held_against_itself_at_the_largest_dimension():
     cells = [cell(MAIN, "fedmrl", fair=0.8), cell(MAIN, "fedmrl-without-mrl-d1-100", fair=0.7)]
-    assert card(cells, "It helps less at large d₁") is None
+    assert card(cells, "Matryoshka helps less at large d₁") is None
     cells += [cell(MAIN, "fedmrl-d1-150", fair=0.75), cell(MAIN, "fedmrl-without-mrl-d1-150", fair=0.7)]
-    shown = card(cells, "It helps less at large d₁")
-    assert (values(shown), captions(shown)) == (["−5.0"], ["CIFAR-10, from d₁ = 100 to 150"])
+    shown = card(cells, "Matryoshka helps less at large d₁")
+    assert (values(shown), captions(shown)) == (["−5.0"], ["points, CIFAR-10, from d₁ = 100 to 150"])
     assert shown["verdict"] == "so far: holds"
 
 
@@ -261,9 +261,9 @@ def test_robustness_is_judged_against_fedproto_at_each_measured_value(claim, suf
 def test_the_best_of_its_kind_is_another_rival_than_the_best_of_all():
     cells = [cell(MAIN, "fedmrl", fair=0.8), cell(MAIN, "fd", fair=0.85), cell(MAIN, "fedkd", fair=0.6, paper=0.7)]
     assert values(card(cells, "Ahead of the others")) == ["−5.0"]
-    shown = card(cells, "Ahead of its kind", "paper")
-    assert captions(shown)[0].endswith("against FedKD, one seed; the paper: +22.64")
-    assert values(card(cells, "Ahead of its kind")) == ["+20.0"]
+    shown = card(cells, "Ahead of similar methods", "paper")
+    assert captions(shown)[0].endswith("against FedKD, CIFAR-10 N=100, one seed; the paper: +22.64")
+    assert values(card(cells, "Ahead of similar methods")) == ["+20.0"]
 
 
 def test_margins_are_pairwise_over_the_seeds_that_the_two_have():
@@ -272,21 +272,23 @@ def test_margins_are_pairwise_over_the_seeds_that_the_two_have():
     cells += [cell(MAIN, "standalone", seed, fair=fair) for seed, fair in enumerate(theirs)]
     cells.append(cell(MAIN, "fml", fair=0.74))  # seed 0 alone takes nothing from the pair that has both
     shown = card(cells, "Ahead of the others")
-    assert (values(shown), captions(shown)) == (["+6.0"], ["CIFAR-10 N=100, against FML, one seed"])
+    assert (values(shown), captions(shown)) == (["+6.0"], ["points against FML, CIFAR-10 N=100, one seed"])
     cells[-1] = cell(MAIN, "fml", fair=0.71)
     shown = card(cells, "Ahead of the others")
-    assert captions(shown) == ["CIFAR-10 N=100, against Standalone, ahead with 2 of 2 seeds"]
+    assert captions(shown) == ["points against Standalone, CIFAR-10 N=100, ahead in 2 of 2 seeds"]
     assert values(shown) == ["+7.0"]
 
 
 def test_where_fair_and_own_disagree_who_is_first_the_page_and_the_table_say_so():
     cells = [cell(MAIN, "fedmrl", fair=0.8, own=0.7), cell(MAIN, "fml", fair=0.75, own=0.75)]
-    said = "The fair protocol and own copies disagree about who is first: CIFAR-10 N=100 (FedMRL by fair, FML by own copies)."
+    said = (
+        "The fair protocol and own copies disagree about the first place: CIFAR-10 N=100 (FedMRL by fair, FML by own copies)."
+    )
     data = index_data(cells, PAPER)
     assert said in data["notes"]
     notes = {protocol: data["tables"]["heterogeneous"][protocol]["notes"] for protocol in ("fair", "own", "paper")}
     assert said in notes["fair"] and said in notes["own"] and said not in notes["paper"]
-    assert said in claims_table(Outcomes(cells, PAPER))
+    assert said in claims_table(Measurements(cells, PAPER))
     agree = [cells[0], cell(MAIN, "fml", fair=0.6)]
     assert index_data(agree, PAPER)["notes"] == []
 
@@ -322,14 +324,14 @@ def test_what_diverged_and_what_is_missing_are_told_apart():
 
 def test_a_long_curve_is_thinned_to_its_last_round():
     kept = thinned(500)
-    assert len(kept) <= MOST_POINTS and kept[-1] == 499 and len(set(np.diff(kept))) == 1
+    assert len(kept) <= MAX_POINTS and kept[-1] == 499 and len(set(np.diff(kept))) == 1
     assert thinned(3) == [0, 1, 2], "a short one stays as it is"
 
 
 def test_the_page_and_the_figure_draw_the_same_curve():
-    noisy = {"participants": Curve(rounds=list(range(1, 41)), own=[0.4, 0.6] * 20)}
+    noisy = {"participants": CellCurve(rounds=list(range(1, 41)), own=[0.4, 0.6] * 20)}
     cells = [cell(MAIN, "fedmrl", curves=noisy)]
-    _, drawn = curves_figure(Outcomes(cells, PAPER), "paper").axes[2].lines
+    _, drawn = curves_figure(Measurements(cells, PAPER), "paper").axes[2].lines
     (line,) = index_data(cells, PAPER)["curves"][2]["charts"]["paper"]["lines"]
     assert line["mean"] == pytest.approx(drawn.get_ydata(), abs=0.01)
 
@@ -363,8 +365,8 @@ def test_runs_of_another_recipe_are_left_out_and_named_and_those_beyond_the_figu
     mine, old = cell(MAIN, "fedmrl", 0, fair=0.8), cell(MAIN, "fedmrl", 1, fair=0.9, **OLD)
     data = index_data([mine, old, cell(f"{MAIN}-by-hand", "fedmrl")], PAPER)
     assert [state.endswith("†") for state in column(data, "final states")] == [False, True, False]
-    left_out = "Left out, as measured with another recipe than this version has: cifar10-n100/fedmrl (seed 1)."
-    assert data["notes"] == [left_out] and "(1 of them beyond what" in data["repeat_says"]
+    left_out = "Left out, since their recipe differs from this version's: cifar10-n100/fedmrl (seed 1)."
+    assert data["notes"] == [left_out] and "(1 of them not needed" in data["repeat_says"]
     assert "1 of 200 runs are measured" in data["facts"] and entry(data, "FedMRL", 2, "fair")["text"] == "80.00"
 
 

@@ -11,10 +11,10 @@ from tiny import tiny_recipe
 import fedmrl
 from fedmrl.errors import InterruptedRun, UserError
 from fedmrl.reproduce import measure as module
-from fedmrl.reproduce.cells import file_of, read_cell, read_cells, write_cell
+from fedmrl.reproduce.cells import cell_path, read_cell, read_cells, write_cell
 from fedmrl.reproduce.experiments import PAPER, RunSpec
-from fedmrl.reproduce.measure import Clock, measure, measure_all, missing, samples_of
-from fedmrl.reproduce.processes import Ended
+from fedmrl.reproduce.measure import Estimator, measure, measure_all, missing_runs, training_samples
+from fedmrl.reproduce.processes import ExitedProcess
 
 
 @pytest.fixture(autouse=True)
@@ -42,14 +42,14 @@ def test_each_seed_gives_the_cell_that_it_gives_alone(tmp_path):
 def test_what_is_measured_is_skipped_unless_its_recipe_has_changed(tmp_path):
     wanted = [one(seeds=(0, 1)), one("standalone")]
     measure(one(seeds=(0,)), tmp_path)
-    assert missing(wanted, tmp_path) == [one(seeds=(1,)), one("standalone")]
-    assert missing([one(seeds=(0,), training__lr=0.01)], tmp_path) == [one(seeds=(0,), training__lr=0.01)]
+    assert missing_runs(wanted, tmp_path) == [one(seeds=(1,)), one("standalone")]
+    assert missing_runs([one(seeds=(0,), training__lr=0.01)], tmp_path) == [one(seeds=(0,), training__lr=0.01)]
 
 
 def test_what_was_measured_when_fedmrl_gave_other_numbers_is_measured_again(tmp_path, monkeypatch):
     measure(one(), tmp_path)
     monkeypatch.setattr("fedmrl.reproduce.cells.NUMBERS", -1)
-    assert missing([one()], tmp_path) == [one()]
+    assert missing_runs([one()], tmp_path) == [one()]
 
 
 @contextmanager
@@ -116,7 +116,7 @@ def test_a_method_that_diverges_is_a_cell_too(tmp_path):
     assert cell.status == "diverged"
     assert cell.diverged["round"] == 1
     assert cell.device
-    assert not missing([one(training__lr=1e30, training__precision="fp32")], tmp_path), "it is not tried again"
+    assert not missing_runs([one(training__lr=1e30, training__precision="fp32")], tmp_path), "it is not tried again"
 
 
 def test_all_are_measured_one_after_another_with_a_line_for_each(tmp_path):
@@ -141,7 +141,7 @@ def test_when_the_time_is_up_a_run_stops_after_a_whole_round_and_goes_on_later(t
     assert not list(measure_all(todo, tmp_path, **options, until=begun + 2.9))
     log = running(tmp_path) / "rounds.jsonl"
     assert len(log.read_text().splitlines()) == 1
-    assert len(list(measure_all(missing(todo, tmp_path), tmp_path, **options))) == 2
+    assert len(list(measure_all(missing_runs(todo, tmp_path), tmp_path, **options))) == 2
     assert read_cells(tmp_path)[0].accuracy == fedmrl.run(tiny_recipe("fedmrl")).plain()["accuracy"]
 
 
@@ -163,7 +163,7 @@ def test_of_runs_side_by_side_a_failure_is_told_and_the_others_go_on(tmp_path, m
     lost = {key: {done.mode: {"last": 0.0, "best": 0.0, "best_round": 1}} for key in ("own", done.view)}
     write_cell(tmp_path, done.model_copy(update={"accuracy": {**done.accuracy, "all": lost}}))
     monkeypatch.setattr(
-        module, "side_by_side", lambda *_: (Ended(name, code, "out of memory") for name in ["tiny-n4/fedmrl, seed 0"])
+        module, "run_parallel", lambda *_: (ExitedProcess(name, code, "out of memory") for name in ["tiny-n4/fedmrl, seed 0"])
     )
     ends = measure_all([one()], tmp_path, scale=PAPER, jobs=2, device="cpu", engine="auto")
     assert [ended.said for ended in ends] == [said]
@@ -171,7 +171,7 @@ def test_of_runs_side_by_side_a_failure_is_told_and_the_others_go_on(tmp_path, m
 
 def test_of_runs_side_by_side_each_is_told_how_many_there_are(tmp_path, monkeypatch):
     asked = {}
-    monkeypatch.setattr(module, "side_by_side", lambda commands, *_: asked.update(commands) or (ended for ended in ()))
+    monkeypatch.setattr(module, "run_parallel", lambda commands, *_: asked.update(commands) or (ended for ended in ()))
     list(measure_all([one(), one("standalone")], tmp_path, scale=PAPER, jobs=4, device="cpu", engine="auto"))
     assert all(words[-2:] == ["--at-once", "2"] for words in asked.values())
     ends = measure_all([one()], tmp_path, scale=PAPER, jobs=1, device="cpu", engine="auto", at_once=2)
@@ -180,7 +180,9 @@ def test_of_runs_side_by_side_each_is_told_how_many_there_are(tmp_path, monkeypa
 
 
 def test_of_runs_side_by_side_a_mistake_ends_them_all(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "side_by_side", lambda *_: (Ended(name, 2, "no data") for name in ["tiny-n4/fedmrl, seed 0"]))
+    monkeypatch.setattr(
+        module, "run_parallel", lambda *_: (ExitedProcess(name, 2, "no data") for name in ["tiny-n4/fedmrl, seed 0"])
+    )
     with pytest.raises(UserError, match="no data"):
         list(measure_all([one()], tmp_path, scale=PAPER, jobs=2, device="cpu", engine="auto"))
 
@@ -203,9 +205,9 @@ def a_round(monkeypatch, start=0.0, **seconds):
 )
 def test_an_estimate_by_a_round_counts_all_that_a_run_does(tmp_path, monkeypatch, spent, seconds):
     a_round(monkeypatch, **{"train": 0.0, "encode": 0.0, "aggregate": 0.0, "evaluate": 0.0, **spent})
-    assert samples_of(one()) == pytest.approx(96 * 0.8 / 4 * 2 * 2 * 3)  # samples of a client, participants, epochs, rounds
-    guess = Clock(tmp_path, "cpu").estimate(one(seeds=(0, 1)))
-    assert guess.source == "a round, timed"
+    assert training_samples(one()) == pytest.approx(96 * 0.8 / 4 * 2 * 2 * 3)
+    guess = Estimator(tmp_path, "cpu").estimate(one(seeds=(0, 1)))
+    assert guess.source == "a timed round"
     assert guess.seconds == pytest.approx(seconds)
 
 
@@ -214,7 +216,7 @@ def test_an_estimate_is_drawn_from_as_many_seeds_as_one_if_there_are_such(tmp_pa
     for seed, together, seconds in ((0, 1, 10.0), (1, 3, 12.0), (2, 3, 12.0), (3, 3, 12.0)):
         told = {"seed": seed, "together": together, "seconds": {"train": seconds}, "wall_seconds": seconds}
         write_cell(tmp_path, cell.model_copy(update=told))
-    clock = Clock(tmp_path, "cpu")
+    clock = Estimator(tmp_path, "cpu")
     assert clock.estimate(one(seeds=(4,))).seconds == pytest.approx(10, rel=0.1)
     assert clock.estimate(one(seeds=(4, 5, 6))).seconds == pytest.approx(12, rel=0.1)
 
@@ -224,12 +226,12 @@ def test_an_estimate_is_drawn_from_cells_of_this_device_or_from_a_round(tmp_path
     cell = measure(one(), tmp_path)[0]
     slow = cell.model_copy(update={"seconds": {"train": 50.0}, "wall_seconds": 60.0})
     write_cell(tmp_path, slow)
-    clock = Clock(tmp_path, "cpu")
+    clock = Estimator(tmp_path, "cpu")
     assert clock.estimate(one(seeds=(1,))).source == "its other seeds"
     assert clock.estimate(one(seeds=(1,))).seconds == pytest.approx(60, rel=0.1)
     assert clock.estimate(replace(one(seeds=(1,)), setting="other-n4")).source == "other cells of the method"
-    assert clock.estimate(one("standalone")).source == "a round, timed"
+    assert clock.estimate(one("standalone")).source == "a timed round"
     write_cell(tmp_path, slow.model_copy(update={"device": "another"}))
-    assert Clock(tmp_path, "cpu").estimate(one()).source == "a round, timed"
-    assert json.loads(file_of(tmp_path, *cell.key).read_text())["device"] == "another"
-    assert read_cell(file_of(tmp_path, *cell.key)).device == "another"
+    assert Estimator(tmp_path, "cpu").estimate(one()).source == "a timed round"
+    assert json.loads(cell_path(tmp_path, *cell.key).read_text())["device"] == "another"
+    assert read_cell(cell_path(tmp_path, *cell.key)).device == "another"

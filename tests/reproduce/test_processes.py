@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedmrl.reproduce import processes
-from fedmrl.reproduce.processes import side_by_side
+from fedmrl.reproduce.processes import run_parallel
 
 STAND_IN = """
 import signal, sys, time
@@ -44,13 +44,13 @@ def wait_for(path: Path) -> None:
 
 
 def test_each_is_told_of_with_its_code_and_last_word(command):
-    ends = side_by_side({"good": command("good"), "bad": command("bad", code=2)}, jobs=1)
+    ends = run_parallel({"good": command("good"), "bad": command("bad", code=2)}, jobs=1)
     assert [(ended.name, ended.code, ended.said) for ended in ends] == [("good", 0, "good is over"), ("bad", 2, "bad is over")]
 
 
 def test_no_more_run_at_once_than_asked_for(command, tmp_path):
     commands = {name: command(name, seconds) for name, seconds in (("a", 0.0), ("b", 600), ("c", 600))}
-    with closing(side_by_side(commands, jobs=2)) as ends:
+    with closing(run_parallel(commands, jobs=2)) as ends:
         assert next(ends).name == "a"
         wait_for(tmp_path / "b.started")
         assert "c.started" not in files(tmp_path)
@@ -58,7 +58,7 @@ def test_no_more_run_at_once_than_asked_for(command, tmp_path):
 
 def test_when_nobody_listens_any_more_they_stop_and_no_other_starts(command, tmp_path):
     commands = {name: command(name, seconds) for name, seconds in (("a", 0.0), ("b", 600), ("c", 600))}
-    ends = side_by_side(commands, jobs=2)
+    ends = run_parallel(commands, jobs=2)
     next(ends)
     wait_for(tmp_path / "b.started")
     ends.close()
@@ -67,16 +67,16 @@ def test_when_nobody_listens_any_more_they_stop_and_no_other_starts(command, tmp
 
 def test_when_the_time_is_up_they_stop(command, tmp_path):
     begun = time.monotonic()
-    assert not list(side_by_side({"a": command("a", 600), "b": command("b", 600)}, jobs=1, until=begun + 3))
+    assert not list(run_parallel({"a": command("a", 600), "b": command("b", 600)}, jobs=1, until=begun + 3))
     assert time.monotonic() - begun < 60
     assert "b.started" not in files(tmp_path)
 
 
 def test_the_program_is_fedmrl():
-    assert [ended.code for ended in side_by_side({"wrong": ["reproduce", "nothing"]}, jobs=1)] == [2]
+    assert [ended.code for ended in run_parallel({"wrong": ["reproduce", "nothing"]}, jobs=1)] == [2]
 
 
 def test_one_that_was_killed_says_so(monkeypatch):
     monkeypatch.setattr(processes, "_PROGRAM", (sys.executable,))
-    ends = side_by_side({"a": ["-c", "import os; os.kill(os.getpid(), 9)"]}, jobs=1)
+    ends = run_parallel({"a": ["-c", "import os; os.kill(os.getpid(), 9)"]}, jobs=1)
     assert [ended.said for ended in ends] == ["ended by SIGKILL"]

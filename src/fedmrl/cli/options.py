@@ -1,5 +1,7 @@
-"""Options and arguments that several commands have."""
+"""Options and arguments shared by several commands."""
 
+import difflib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,23 +15,24 @@ STORES = ("device", "host", "disk")
 DEVICES = ("cpu", "cuda")
 
 
-def _one_of(option: str, *choices: str) -> Any:
-    """Refuses any other value of an option, and completes these."""
-
-    def check(value: str) -> str:
-        if value not in choices:
-            *some, last = choices
-            raise UserError(f"{option}: there is no {value!r}; choose {', '.join(some)} or {last}")
+def check_choice(value: str, choices: Sequence[str], name: str) -> str:
+    """Returns the value of an option or argument, or raises `UserError` unless it is one of the choices."""
+    if value in choices:
         return value
-
-    return check
+    near = difflib.get_close_matches(value, choices, n=1)
+    *some, last = choices
+    hint = f"did you mean {near[0]!r}?" if near else f"choose {', '.join(some)} or {last}"
+    raise UserError(f"{name}: there is no {value!r}; {hint}")
 
 
 def _choice(option: str, help_: str, *choices: str) -> Any:
     def complete(incomplete: str) -> list[str]:
         return [choice for choice in choices if choice.startswith(incomplete)]
 
-    return typer.Option(option, help=help_, callback=_one_of(option, *choices), autocompletion=complete)
+    def check(value: str) -> str:
+        return check_choice(value, choices, option)
+
+    return typer.Option(option, help=help_, callback=check, autocompletion=complete)
 
 
 def _recipes(incomplete: str) -> list[tuple[str, str]]:
@@ -38,24 +41,26 @@ def _recipes(incomplete: str) -> list[tuple[str, str]]:
 
 RecipeName = Annotated[
     str,
-    typer.Argument(metavar="RECIPE", help="a recipe's name, a TOML file, or a run's folder", autocompletion=_recipes),
+    typer.Argument(metavar="RECIPE", help="name of a recipe, TOML file, or folder of a run", autocompletion=_recipes),
 ]
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="change a key of the recipe; again for more")
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="change a key of the recipe; can be repeated")
 ]
 Imports = Annotated[
     list[str] | None,
-    typer.Option("--import", metavar="FILE", help="import a Python file or module that registers things by name"),
+    typer.Option(
+        "--import", metavar="FILE", help="import a Python file or module that registers your classes; can be repeated"
+    ),
 ]
-Out = Annotated[Path | None, typer.Option("--out", help="the folder to write; a new one under runs/ if not given")]
+Out = Annotated[Path | None, typer.Option("--out", help="output folder (default: a new one under runs/)")]
 Device = Annotated[str, _choice("--device", "auto, cpu or cuda", "auto", *DEVICES)]
-StoreName = Annotated[str, _choice("--store", "where clients' states are kept: auto, device, host or disk", "auto", *STORES)]
+StoreName = Annotated[str, _choice("--store", "where clients' states are stored: auto, device, host or disk", "auto", *STORES)]
 EngineName = Annotated[str, _choice("--engine", "auto, reference or batched", "auto", *ENGINES)]
 AsJson = Annotated[bool, typer.Option("--json", help="print the result as JSON, for scripts")]
 
 
 def seeds_of(seeds: str | None, default: int) -> list[int]:
-    """The seeds that `--seeds` names, or the default one.
+    """Parses `--seeds`; without it, returns the default seed.
 
     >>> seeds_of("0,2", 7), seeds_of(None, 7)
     ([0, 2], [7])
@@ -65,22 +70,22 @@ def seeds_of(seeds: str | None, default: int) -> list[int]:
     try:
         chosen = [int(seed) for seed in seeds.split(",")]
     except ValueError:
-        raise UserError(f"--seeds is {seeds!r}; give whole numbers separated by commas, as in 0,1,2") from None
+        raise UserError(f"--seeds is {seeds!r}; give whole numbers separated by commas, such as 0,1,2") from None
     if min(chosen) < 0 or len(set(chosen)) < len(chosen):
-        raise UserError(f"--seeds is {seeds!r}; seeds must be different, and 0 or more")
+        raise UserError(f"--seeds is {seeds!r}; seeds must be different and at least 0")
     return chosen
 
 
-def listed(names: str | None) -> list[str] | None:
-    """Names that are separated by commas.
+def split_names(names: str | None) -> list[str] | None:
+    """Splits names separated by commas.
 
-    >>> listed("fp32, bf16"), listed(None)
+    >>> split_names("fp32, bf16"), split_names(None)
     (['fp32', 'bf16'], None)
     """
     return None if names is None else [name.strip() for name in names.split(",") if name.strip()]
 
 
 def check_parent(path: Path | None, option: str) -> None:
-    """Refuses a file to write whose folder is not there."""
+    """Raises `UserError` if a file's folder does not exist."""
     if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        raise UserError(f"{option}: {path} cannot be written; name a file in a folder that there is")
+        raise UserError(f"{option}: {path} cannot be written; name a file in an existing folder")

@@ -1,4 +1,4 @@
-"""The command that measures the paper: reproduce."""
+"""The command that reproduces the paper: reproduce."""
 
 import math
 import time
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedmrl.cli.options import Device, EngineName, seeds_of
+from fedmrl.cli.options import Device, EngineName, check_choice, seeds_of
 from fedmrl.cli.terminal import end, err, notice
 from fedmrl.errors import InterruptedRun, UserError
 
@@ -22,11 +22,11 @@ EXPERIMENTS = (
     "curves",
     "clients",
     "costs",
-    "non-iid-class",
-    "non-iid-dirichlet",
     "d1",
     "ablation",
     "inference",
+    "non-iid-class",
+    "non-iid-dirichlet",
 )
 
 
@@ -37,61 +37,59 @@ def _complete(incomplete: str) -> list[str]:
 def reproduce(
     what: Annotated[
         str,
-        typer.Argument(
-            metavar="WHAT", help=f"{', '.join(EXPERIMENTS)}; all; or one cell by its name", autocompletion=_complete
-        ),
+        typer.Argument(metavar="WHAT", help=f"{', '.join(EXPERIMENTS)}, all, or a cell's name", autocompletion=_complete),
     ],
     scale_name: Annotated[
-        str, typer.Option("--scale", help="paper; cpu: fewer rounds, hours on two cores; quick: digits, in minutes")
+        str, typer.Option("--scale", help="paper, cpu (fewer rounds, hours on two cores), or quick (digits, minutes)")
     ] = "paper",
-    quick: Annotated[bool, typer.Option("--quick", help="the same as --scale quick")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="list what would be run, and time a round of it")] = False,
-    seeds: Annotated[str | None, typer.Option(help="which seeds, separated by commas; else those of the tables")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="short for --scale quick")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="list the missing runs with their estimated time, without running them")
+    ] = False,
+    seeds: Annotated[str | None, typer.Option(help="seeds, separated by commas (default: those of the tables)")] = None,
     out_dir: Annotated[
-        Path | None, typer.Option("--out", help="else results/paper, results/paper-cpu or results/quick")
+        Path | None, typer.Option("--out", help="output folder (default: results/paper, results/paper-cpu or results/quick)")
     ] = None,
     again: Annotated[
-        bool, typer.Option("--again", help="measure it once more, into again/ of that folder, and compare with what is stored")
+        bool, typer.Option("--again", help="repeat measured runs in the subfolder again/, and compare both results")
     ] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="how many runs at once, each a process of its own")] = 1,
-    minutes: Annotated[
-        float | None, typer.Option(min=0, help="stop after so long; the same command then goes on from there")
-    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="number of parallel runs, each in its own process")] = 1,
+    minutes: Annotated[float | None, typer.Option(min=0, help="stop after this time; the same command continues")] = None,
     report: Annotated[bool, typer.Option(help="write tables, figures and the page at the end")] = True,
     device: Device = "auto",
     engine: EngineName = "auto",
-    at_once: Annotated[int, typer.Option(hidden=True, help="how many such commands share the device")] = 1,
+    at_once: Annotated[int, typer.Option(hidden=True, help="number of such commands that share the device")] = 1,
 ) -> None:
-    """Measure the paper's tables and figures.
+    """Reproduce the paper's tables and figures.
 
-    What is measured is skipped, and a run that was stopped goes on.
+    Finished runs are skipped, and interrupted ones continue.
     """
     from fedmrl.cli import render
     from fedmrl.federation.launch import pick_device
     from fedmrl.progress import watching
-    from fedmrl.report.tables import time_said
+    from fedmrl.report.tables import format_time
     from fedmrl.reproduce.cells import read_cells
     from fedmrl.reproduce.experiments import find
-    from fedmrl.reproduce.measure import Clock, forget, measure_all, missing
-    from fedmrl.reproduce.repeatability import folder_of
+    from fedmrl.reproduce.measure import Estimator, delete_cells, measure_all, missing_runs
+    from fedmrl.reproduce.repeatability import repeat_folder
 
     started, scale = time.monotonic(), _scale(scale_name, quick)
     folder = out_dir or Path("results") / scale.folder
-    place = folder_of(folder) if again else folder
+    place = repeat_folder(folder) if again else folder
 
     def found() -> "list[RunSpec]":
-        """What is wanted: it may grow by what is measured meanwhile."""
+        """The runs of the experiment, which may grow as results come in."""
         named = find(what, scale, read_cells(folder))
         return named if seeds is None else [replace(one, seeds=tuple(seeds_of(seeds, 0))) for one in named]
 
     pick_device(device)
-    left = missing(found(), place) or (found() if again else [])
+    left = missing_runs(found(), place) or (found() if again else [])
     if dry_run:
-        render.plan(found(), left, Clock(folder, device, tell=notice))
+        render.dry_run(found(), left, Estimator(folder, device, tell=notice))
         return
     if again:
-        forget(left, place)
-    once_more = "" if left else "; --again measures them once more"
+        delete_cells(left, place)
+    once_more = "" if left else "; --again repeats them"
     notice(f"{len(found()) - len(left)} of {len(found())} cells are measured in {place}{once_more}")
 
     def watch(one: "RunSpec") -> Any:
@@ -108,15 +106,15 @@ def reproduce(
             with closing(ends):
                 of_stage = f" of stage {stage}" if stage else ""
                 for ended in ends:
-                    notice(f"{ended.name}: {ended.said}; {time_said(ended.seconds_left)} left{of_stage}")
-            left = missing(found(), place)
+                    notice(f"{ended.name}: {ended.said}; {format_time(ended.seconds_left)} left{of_stage}")
+            left = missing_runs(found(), place)
             failed = any(one.stage == stage for one in left)
     except (InterruptedRun, KeyboardInterrupt):
-        end("stopped; the same command goes on from here", 130)
+        end("stopped; the same command continues from here", 130)
     time_is_up = time.monotonic() >= until
     if left:
         why = "the time is up" if time_is_up else "some runs failed"
-        notice(f"{why}: {len(left)} of {len(found())} cells are left; the same command goes on from here")
+        notice(f"{why}: {len(left)} of {len(found())} cells are left; the same command continues from here")
     if again:
         render.measured_again(found(), folder)
     elif report:
@@ -128,8 +126,7 @@ def reproduce(
 def _scale(name: str, quick: bool) -> "Scale":
     from fedmrl.reproduce.experiments import SCALES
 
-    if name not in SCALES:
-        raise UserError(f"--scale: there is no {name!r}; choose {', '.join(SCALES)}")
+    check_choice(name, list(SCALES), "--scale")
     if quick and name not in ("paper", "quick"):
-        raise UserError(f"--quick is --scale quick, and --scale {name} was given; choose one of them")
+        raise UserError(f"--quick means --scale quick, but --scale is {name}; choose one of them")
     return SCALES["quick" if quick else name]

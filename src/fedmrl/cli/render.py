@@ -1,4 +1,4 @@
-"""What commands print of their results, on a terminal."""
+"""How commands print their results on a terminal."""
 
 import json
 import shlex
@@ -16,14 +16,14 @@ from fedmrl.config import NamedRecipe, Recipe
 from fedmrl.data import Dataset
 from fedmrl.methods import Method
 from fedmrl.models import Model
-from fedmrl.report.tables import COLUMNS, MEANING, amount, time_said
+from fedmrl.report.tables import COLUMN_NOTE, COMPARISON_COLUMNS, amount, format_time
 from fedmrl.reproduce.experiments import RunSpec, Scale
-from fedmrl.reproduce.measure import Clock
+from fedmrl.reproduce.measure import Estimator
 from fedmrl.results import WHOSE, Leaves, RunResult, Target
 
 
 def one_run(recipe: Recipe, result: RunResult, folder: Path) -> None:
-    """A run: accuracy by whose, view and mode, every way to predict, what targets cost, and where it lies."""
+    """Prints a run: its accuracies, inference modes, the cost of targets, and its folder."""
     made = table(f"{recipe.method.title} on {recipe.data.title}", "accuracy", "last round", "best round")
     for whose, says in zip(WHOSE, ("all clients", "participants"), strict=True):
         for view, modes in result.accuracy[whose].items():
@@ -33,15 +33,15 @@ def one_run(recipe: Recipe, result: RunResult, folder: Path) -> None:
     show(made)
     if len(recipe.method.modes) > 1:
         views = result.inference.items()
-        made = table("Ways to predict, all clients at the end", "mode", *(view for view, _ in views))
+        made = table("Ways to predict, all clients after the last round", "mode", *(view for view, _ in views))
         for mode in recipe.method.modes:
             made.add_row(mode, *(f"{modes[mode]:.1%}" for _, modes in views))
         show(made)
     for cost in result.targets:
         if (cost.accuracy_of, cost.view) == ("all", result.view):
             prose(_cost(cost))
-    prose(f"At the end the {recipe.clients} clients are right on {result.headline():.1%} of their test samples, on average.")
-    say(f"Everything is in {folder}: summary.json, clients.csv, rounds.jsonl, config.toml, split.json")
+    prose(f"Accuracy after the last round, mean over all {recipe.clients} clients: {result.headline():.1%}")
+    say(f"Files in {folder}: summary.json, clients.csv, rounds.jsonl, config.toml, split.json")
     say(_page_hint(folder))
 
 
@@ -78,11 +78,11 @@ def _cost(cost: Target) -> str:
 
 
 def _page_hint(folder: Path) -> str:
-    return f"As a page: fedmrl report {shlex.quote(str(folder))}"
+    return f"To see it as a page: fedmrl report {shlex.quote(str(folder))}"
 
 
 def several_seeds(recipe: Recipe, runs: Sequence[RunResult], folder: Path) -> None:
-    """Runs that differ in their seed: each one's accuracy, their mean and standard deviation."""
+    """Prints the accuracy of runs with different seeds, with mean and standard deviation."""
     view, mode = recipe.headline_view, recipe.headline_mode
     title = f"{recipe.method.title} on {recipe.data.title}: all clients, {view}, {mode}"
     made = table(title, "seed", "last round", "best round")
@@ -97,17 +97,17 @@ def several_seeds(recipe: Recipe, runs: Sequence[RunResult], folder: Path) -> No
 
 
 def comparison(result: Comparison, folder: Path) -> None:
-    """Several methods in one setting."""
+    """Prints the comparison of several methods."""
     title = f"{result.title}: the same data, models and training for every method"
-    cut = COLUMNS.index("sent")
-    accuracy, costs = range(cut), (0, *range(cut, len(COLUMNS)))
-    whole = _of_columns(title, range(len(COLUMNS)), result.rows)
+    cut = COMPARISON_COLUMNS.index("sent")
+    accuracy, costs = range(cut), (0, *range(cut, len(COMPARISON_COLUMNS)))
+    whole = _of_columns(title, range(len(COMPARISON_COLUMNS)), result.rows)
     if width_of(whole) <= out().width:
         show(whole)
-    else:  # a narrow terminal shows accuracy first, then costs
+    else:  # a narrow terminal gets two tables
         show(_of_columns(title, accuracy, result.rows))
-        show(_of_columns("What it took", costs, result.rows))
-    prose(MEANING)
+        show(_of_columns("Cost", costs, result.rows))
+    prose(COLUMN_NOTE)
     if result.results:
         say(f"Figure: {folder / 'accuracy.png'}   Table: {folder / 'table.md'}   Each run: {folder}/*/")
         say(_page_hint(folder))
@@ -115,14 +115,14 @@ def comparison(result: Comparison, folder: Path) -> None:
 
 def _of_columns(title: str, places: Iterable[int], rows: Sequence[Sequence[str]]) -> Table:
     places = list(places)
-    made = table(title, *(COLUMNS[place] for place in places))
+    made = table(title, *(COMPARISON_COLUMNS[place] for place in places))
     for row in rows:
         made.add_row(*(row[place] for place in places))
     return made
 
 
 def split(named: NamedRecipe, data: Dataset, counts: Sequence[Sequence[NDArray[np.integer[Any]]]]) -> None:
-    """Each client's samples by class; `counts` has those to train on and those to test with."""
+    """Prints each client's samples by class; `counts` holds training and test counts."""
     title = f"{named.name}: {data.name} on {len(counts)} clients"
     made = table(title, "client", "model", "train", "test", "classes (samples)", wraps="classes (samples)")
     models_of = named.recipe.models.of_clients(len(counts))
@@ -133,40 +133,41 @@ def split(named: NamedRecipe, data: Dataset, counts: Sequence[Sequence[NDArray[n
 
 
 def methods(found: Mapping[str, type[Method]]) -> None:
-    """Each method with its hyperparameters."""
+    """Prints each method with its hyperparameters."""
     from rich.text import Text
 
+    made = Table.grid(padding=(0, 2, 0, 0))
+    made.add_column(no_wrap=True)
+    made.add_column(style="dim")
     for name, method in found.items():
-        out().print(Text(name, style="bold") + Text(f"  {method.summary}", style="not bold"))
-        made = Table.grid(padding=(0, 2, 0, 0))
-        made.add_column(no_wrap=True)
-        made.add_column(style="dim")
+        made.add_row(Text(name, style="bold"), Text(method.summary, style="not dim"))
         made.add_row("    predicts with", ", ".join(method().modes))
         for field, info in method.model_fields.items():
             made.add_row(f"    method.{field} = {_value(info.default)}", info.description or "")
-        show(made)
+    show(made)
 
 
 def models(title: str, specs: Mapping[str, Model], sizes: Mapping[str, int | None]) -> None:
-    """Each model with its widths and its size."""
+    """Prints each model with its widths and size."""
     widths = ("conv1", "conv2", "fc1", "fc2")
     made = table(title, "model", *widths, "parameters", "MiB")
     for name, size in sizes.items():
         shown = (str(getattr(specs[name], width, "")) for width in widths)
         made.add_row(name, *shown, *(("–", "–") if size is None else (f"{size:,}", f"{size * 4 / 2**20:.2f}")))
     show(made)
-    say("fc2 is the representation. A recipe can give other widths: local = [{conv1=16, conv2=32, fc1=400, fc2=200}].")
+    say("fc2 is the width of the representation. A recipe can set other widths:")
+    say("local = [{conv1 = 16, conv2 = 32, fc1 = 400, fc2 = 200}]")
 
 
 def keys(listed: Sequence[tuple[str, Any, str]]) -> None:
-    """Each key of a recipe with its default and what it is for."""
+    """Prints each key of a recipe with its default and description."""
     made = Table.grid(padding=(0, 2, 0, 0))
     made.add_column(no_wrap=True)
     made.add_column(style="dim")
     for key, default, says in listed:
         plain = default.model_dump() if hasattr(default, "model_dump") else default
         made.add_row(f"{key} = {_value(plain)}", says)
-    made.add_row("method.name", "and that method's own fields: see 'fedmrl methods'")
+    made.add_row("method.name", "the method; 'fedmrl methods' lists its other keys")
     show(made)
 
 
@@ -174,37 +175,37 @@ def _value(value: Any) -> str:
     return "(not set)" if value is None else json.dumps(value)
 
 
-def plan(found: Sequence[RunSpec], left: Sequence[RunSpec], clock: Clock) -> None:
-    """What a reproduction would run, and how long it should take."""
+def dry_run(found: Sequence[RunSpec], left: Sequence[RunSpec], clock: Estimator) -> None:
+    """Prints the runs of a reproduction with their estimated durations."""
     made = table(f"On {clock.device}", "cell", "seeds", "left", "estimate")
     total, sources_of = 0.0, set[str]()
     for one in found:
         rest = next((other for other in left if other.name == one.name and {*other.seeds} <= {*one.seeds}), None)
         estimate = clock.estimate(rest) if rest else None
         total += estimate.seconds if estimate else 0.0
-        takes = time_said(estimate.seconds) if estimate else ""
+        takes = format_time(estimate.seconds) if estimate else ""
         made.add_row(one.name, ", ".join(map(str, one.seeds)), str(len(rest.seeds) if rest else 0), takes)
         sources_of |= {estimate.source} if estimate else set()
     show(made)
     runs = sum(len(one.seeds) for one in left)
-    prose(f"{runs} run{'' if runs == 1 else 's'} left, about {time_said(total)} one after another.")
+    prose(f"{runs} run{'' if runs == 1 else 's'} left, about {format_time(total)} if run one after another.")
     if sources_of:
         prose(f"Estimated by {', or '.join(sorted(sources_of))}.")
 
 
 def measured_again(found: Sequence[RunSpec], folder: Path) -> None:
-    """What was measured once more, beside what is stored."""
-    from fedmrl.reproduce.repeatability import REPEATABILITY_COLUMNS, folder_of, repeated
+    """Prints repeated measurements beside the stored ones."""
+    from fedmrl.reproduce.repeatability import REPEATABILITY_COLUMNS, repeat_folder, repeatability_rows
 
-    made = table("Measured again, accuracy in percent", *REPEATABILITY_COLUMNS)
-    for row in repeated(found, folder):
+    made = table("Repeated runs, accuracy in percent", *REPEATABILITY_COLUMNS)
+    for row in repeatability_rows(found, folder):
         made.add_row(*row)
     show(made)
-    say(f"Each run: {folder_of(folder) / 'cells'}")
+    say(f"Each run: {repeat_folder(folder) / 'cells'}")
 
 
 def reproduction(folder: Path, scale: Scale) -> None:
-    """Writes tables, figures and the page of what is measured, and says where they are."""
+    """Writes tables, figures and the page of the measured cells, and prints their paths."""
     from fedmrl.reproduce.cells import read_cells
     from fedmrl.reproduce.figures import write_figures
     from fedmrl.reproduce.index import write_index

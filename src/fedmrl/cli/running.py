@@ -1,4 +1,4 @@
-"""Commands that train: run, compare, bench."""
+"""The commands that train: run, compare, bench."""
 
 import json
 import shlex
@@ -21,8 +21,8 @@ from fedmrl.cli.options import (
     Settings,
     StoreName,
     check_parent,
-    listed,
     seeds_of,
+    split_names,
 )
 from fedmrl.cli.terminal import complain, end, err, notice, print_json, print_text, show, table
 from fedmrl.errors import InterruptedRun, UserError
@@ -42,18 +42,18 @@ def run(
     engine: EngineName = "auto",
     store: StoreName = "auto",
     seeds: Annotated[
-        str | None, typer.Option(help="several seeds as one run, separated by commas; each gets a folder in --out")
+        str | None, typer.Option(help="run several seeds together, separated by commas; each gets a folder in --out")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="go on with the run in --out (or in RECIPE, if that is its folder)")
+        bool, typer.Option("--resume", help="continue the run in --out, or in RECIPE if that is a run's folder")
     ] = False,
     tensorboard: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="write each round there for TensorBoard too (of several seeds, their mean)"),
+        typer.Option(metavar="DIR", help="also write each round for TensorBoard (for several seeds, their mean)"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run one method in one setting."""
+    """Train one method."""
     from fedmrl.cli import render
     from fedmrl.config import load_named
     from fedmrl.federation.launch import run_seeds
@@ -63,20 +63,20 @@ def run(
 
     begun = _runs_of_seeds(recipe)
     if begun and not resume:
-        raise UserError(f"{recipe} holds a run of several seeds; go on with it by --resume, or name one of them, as {begun[0]}")
+        raise UserError(
+            f"{recipe} holds runs of several seeds; continue them with --resume, or name one of them, such as {begun[0]}"
+        )
     source = next(path for path in begun if (path / "config.toml").exists()) if begun else recipe
     named = load_named(source, settings or [], imports=imports or [], on_notice=notice)
     default = ",".join(path.name.removeprefix("seed-") for path in begun) if begun else None
     chosen = seeds_of(seeds or default, named.recipe.seed)
     several = len(chosen) > 1 or bool(begun)
     if several and resume and out_dir is None and not begun:
-        raise UserError(
-            "--resume needs to know which runs: give the folder that holds them, as in 'fedmrl run FOLDER --resume'"
-        )
+        raise UserError("--resume needs the folder that holds the runs, as in 'fedmrl run FOLDER --resume'")
     folder = out_dir or _resumed(recipe, resume) or _new_folder(f"{named.name}-{named.recipe.method.name}")
     outs = [folder / f"seed-{seed}" for seed in chosen] if several else [folder]
     if several and resume and not any((out / "config.toml").exists() for out in outs):
-        raise UserError(f"{folder} holds no such runs to resume; leave out --resume to start them there")
+        raise UserError(f"{folder} has no runs of these seeds to resume; leave out --resume to start them there")
     try:
         with (
             watching(err(), named.recipe.method.title, named.recipe.rounds) as progress,
@@ -90,7 +90,7 @@ def run(
         given = {"device": device, "engine": engine, "store": store}
         options = "".join(f" --{name} {value}" for name, value in given.items() if value != "auto")
         options += f" --tensorboard {shlex.quote(str(tensorboard))}" if tensorboard else ""
-        end(f"{stopped}; go on with: fedmrl run {shlex.quote(str(folder))} --resume{options}", 130)
+        end(f"{stopped}; continue with: fedmrl run {shlex.quote(str(folder))} --resume{options}", 130)
     if not several:
         (one,) = done
         if isinstance(one, DivergedRun):
@@ -109,7 +109,7 @@ def run(
 
 
 def _new_folder(name: str) -> Path:
-    """A new folder under `runs/`, which is removed again if the command ends before anything is written there."""
+    """Creates a folder under `runs/`; it is removed if the command ends before writing to it."""
     from fedmrl.federation.folder import drop_empty, new_folder
 
     root_is_new = not Path("runs").exists()
@@ -120,12 +120,12 @@ def _new_folder(name: str) -> Path:
 
 
 def _runs_of_seeds(recipe: str) -> list[Path]:
-    """The runs in a folder that `--seeds` has made, in the order of their seeds; some may not have begun yet."""
+    """The runs in a folder written by `--seeds`, ordered by seed; some may not have started. Empty if it is no such folder."""
     try:
         folder = user_path(recipe, "RECIPE")
         if not folder.is_dir() or (folder / "config.toml").exists():
             return []
-    except OSError:  # no name of a folder; what else it may be is asked next
+    except OSError:  # not a valid path, so it may be a recipe's name
         return []
     found = [path for path in folder.glob("seed-*") if path.is_dir() and path.name[5:].isdecimal()]
     begun = any((path / "config.toml").exists() for path in found)
@@ -145,26 +145,24 @@ def _resumed(recipe: str, resume: bool) -> Path | None:
         return None
     folder = user_path(recipe, "RECIPE")
     if not folder.is_dir():
-        raise UserError(
-            "--resume needs to know which run: give its folder, as in 'fedmrl run runs/quickstart-fedmrl-1 --resume'"
-        )
+        raise UserError("--resume needs the folder of the run, as in 'fedmrl run runs/quickstart-fedmrl-1 --resume'")
     return folder
 
 
 def compare(
     recipe: RecipeName,
-    methods: Annotated[str | None, typer.Option(help="which methods, separated by commas; else all")] = None,
+    methods: Annotated[str | None, typer.Option(help="methods, separated by commas (default: all)")] = None,
     settings: Settings = None,
     imports: Imports = None,
-    seeds: Annotated[str | None, typer.Option(help="which seeds, separated by commas; else the recipe's")] = None,
+    seeds: Annotated[str | None, typer.Option(help="seeds, separated by commas (default: the recipe's seed)")] = None,
     out_dir: Out = None,
     device: Device = "auto",
     engine: EngineName = "auto",
     store: StoreName = "auto",
-    resume: Annotated[bool, typer.Option("--resume", help="go on with the comparison in --out")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="continue the comparison in --out")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run several methods on the same split: one table, one figure."""
+    """Compare several methods on the same split of the data."""
     from fedmrl.cli import render
     from fedmrl.comparison import compare as compare_methods
     from fedmrl.config import load_named
@@ -176,7 +174,7 @@ def compare(
     recipes = _recipes(named.recipe, _names(methods), of_methods)
     chosen = seeds_of(seeds, named.recipe.seed)
     if resume and out_dir is None:
-        raise UserError("--resume needs to know which comparison: name its folder with --out")
+        raise UserError("--resume needs the folder of the comparison; name it with --out")
     folder = out_dir or _new_folder(f"{named.name}-compare")
     width = max(len(r.method.title) for r in recipes.values())
     overall = Overall(sum(r.rounds for r in recipes.values()))
@@ -192,7 +190,7 @@ def compare(
         )  # fmt: skip
     except (InterruptedRun, KeyboardInterrupt) as stopped:
         said = str(stopped) or "stopped between two runs"
-        end(f"{said}; go on with: the same command and --out {shlex.quote(str(folder))} --resume", 130)
+        end(f"{said}; continue with the same command and --out {shlex.quote(str(folder))} --resume", 130)
     print_text(result.to_json()) if as_json else render.comparison(result, folder)
     for sentence in result.diverged:
         complain(sentence)
@@ -205,7 +203,7 @@ def _names(methods: str | None) -> list[str]:
 
     if methods is None:
         return list(METHODS)
-    names = listed(methods) or []
+    names = split_names(methods) or []
     for name in names:
         METHODS.find(name, "--methods")
     if not names or len(set(names)) < len(names):
@@ -214,7 +212,7 @@ def _names(methods: str | None) -> list[str]:
 
 
 def _recipes(recipe: "Recipe", names: Sequence[str], settings: Sequence[str]) -> "dict[str, Recipe]":
-    """The setting with each method; `--set method.…` goes to the methods that have that field."""
+    """The recipe for each method; a `--set method.…` applies to the methods that have this field."""
     from fedmrl.config import parse_value
     from fedmrl.methods import METHODS
 
@@ -235,16 +233,18 @@ def bench(
     settings: Settings = None,
     imports: Imports = None,
     ways: Annotated[
-        str | None, typer.Option(help="which of reference, eager, captured, compiled, separated by commas; else all there are")
+        str | None, typer.Option(help="reference, eager, captured, compiled, separated by commas (default: all available)")
     ] = None,
-    precisions: Annotated[str | None, typer.Option(help="in which of fp32, tf32, bf16, fp64; else all that make sense")] = None,
-    fused: Annotated[int, typer.Option(help="how many seeds the last row trains as one", min=1)] = 3,
-    repeats: Annotated[int, typer.Option(help="rounds that are timed; the median counts", min=1)] = 3,
-    noise: Annotated[bool, typer.Option("--noise", help="random images in the place of the recipe's data")] = False,
+    precisions: Annotated[
+        str | None, typer.Option(help="fp32, tf32, bf16, fp64, separated by commas (default: the usual ones of the device)")
+    ] = None,
+    fused: Annotated[int, typer.Option(help="number of seeds that the last row trains together", min=1)] = 3,
+    repeats: Annotated[int, typer.Option(help="number of timed rounds, of which the median counts", min=1)] = 3,
+    noise: Annotated[bool, typer.Option("--noise", help="use random images instead of the recipe's data")] = False,
     device: Device = "auto",
-    out_file: Annotated[Path | None, typer.Option("--out", help="a JSON file to write")] = None,
+    out_file: Annotated[Path | None, typer.Option("--out", help="also write the results to this JSON file")] = None,
 ) -> None:
-    """Measure how fast a round runs here, engine by engine."""
+    """Measure the speed of a round with each engine."""
     from fedmrl.bench import BENCH_COLUMNS, measure
     from fedmrl.config import load_named
     from fedmrl.progress import working
@@ -253,7 +253,7 @@ def bench(
     check_parent(out_file, "--out")
     with working(err()) as on_step:
         result = measure(
-            named.recipe, named.name, device=device, ways=listed(ways), precisions=listed(precisions), fused=fused,
+            named.recipe, named.name, device=device, ways=split_names(ways), precisions=split_names(precisions), fused=fused,
             repeats=repeats, on_noise=noise, on_row=notice, on_step=on_step,
         )  # fmt: skip
     made = table(f"{named.name}, {result['method']}: {result['clients']} clients a round on {result['device']}", *BENCH_COLUMNS)

@@ -1,4 +1,4 @@
-"""Commands that show: report, partition."""
+"""The commands that show things: report, partition."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,13 +13,14 @@ from fedmrl.errors import UserError
 def report(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", help="folders of runs, or folders that hold several, as of 'fedmrl compare'"),
+        typer.Argument(metavar="RUN...", help="folders of runs, or of comparisons"),
     ],
     out_file: Annotated[
-        Path | None, typer.Option("--out", help="the page; report.html in the run's folder (of several: here) if not given")
+        Path | None,
+        typer.Option("--out", help="HTML file to write (default: report.html in the folder, or here if there are several)"),
     ] = None,
 ) -> None:
-    """Write a page that shows finished runs side by side."""
+    """Write an HTML page about finished runs, side by side."""
     from fedmrl.report.page import write_page
 
     path = write_page(runs, out_file)
@@ -50,10 +51,10 @@ def partition(
     recipe: RecipeName,
     settings: Settings = None,
     imports: Imports = None,
-    out_file: Annotated[Path | None, typer.Option("--out", help="a picture to write, as .png, .svg or .pdf")] = None,
+    out_file: Annotated[Path | None, typer.Option("--out", help="also write a figure to this .png, .svg or .pdf file")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show who has what: each client's samples by class."""
+    """Show the split of the data: each client's samples by class."""
     import numpy as np
 
     from fedmrl.cli import render
@@ -78,5 +79,5 @@ def partition(
     render.split(named, data, counts)
     if out_file is not None:
         each = np.array([train + test for train, test in counts])
-        partition_figure(HeatMap(each, data.classes), f"{named.name}: who has what", out_file)
-        say(f"Picture: {out_file}")
+        partition_figure(HeatMap(each, data.classes), f"{named.name}: samples by client and class", out_file)
+        say(f"Figure: {out_file}")

@@ -1,4 +1,4 @@
-"""What the command line prints: results on standard output, everything else on standard error."""
+"""Output of the command line: results on standard output, everything else on standard error."""
 
 import json
 import sys
@@ -27,7 +27,7 @@ def err() -> "Console":
 
 
 def say(line: str) -> None:
-    """Prints a line as it is; the terminal wraps it where it ends."""
+    """Prints a line without wrapping it."""
     out().print(line, soft_wrap=True, markup=False)
 
 
@@ -37,27 +37,27 @@ def prose(text: str) -> None:
 
 
 def notice(line: str) -> None:
-    """Prints what is worth knowing beside the result."""
+    """Prints a notice on standard error."""
     err().print(line, soft_wrap=True, markup=False, style="dim")
 
 
 def complain(sentence: str) -> None:
-    """Prints what went wrong, on one line: a file's name in it may have several."""
+    """Prints an error message on one line, even if a file's name in it has several."""
     err().print(f"fedmrl: {' '.join(sentence.splitlines())}", soft_wrap=True, markup=False)
 
 
 def end(sentence: str, code: int) -> NoReturn:
-    """Says why the program ends, and ends it."""
+    """Prints an error message and exits with this code."""
     complain(sentence)
     sys.exit(code)
 
 
 def table(title: str, *columns: str, wraps: str = "") -> "Table":
-    """A table in which no number is broken; one column, the one that `wraps`, may be wrapped between words."""
+    """Makes a table that never breaks a number; only the column `wraps` may be wrapped, between words."""
     from rich.table import Table
     from rich.text import Text
 
-    # A title is a line of its own: within the table's width, a narrow table would wrap it.
+    # An overflowing title is not wrapped to the width of a narrow table.
     made = Table(title=Text(title, no_wrap=True, overflow="ignore"), title_justify="left", title_style="bold")
     made.header_style = "bold"
     for column in columns:
@@ -71,15 +71,15 @@ def show(made: "Table") -> None:
 
 
 def width_of(made: "Table") -> int:
-    """The columns of a terminal that a table needs."""
+    """The width of a table, in characters."""
     return out().measure(made, options=out().options.update(width=10_000)).maximum
 
 
 def print_json(value: Any) -> None:
-    """Prints plain data for scripts."""
+    """Prints data as JSON."""
     print_text(json.dumps(value, indent=2) + "\n")
 
 
 def print_text(text: str) -> None:
-    """Prints a text to the letter."""
+    """Prints a text exactly as it is."""
     out().file.write(text)

@@ -1,1 +1,1 @@
-"""What people look at: tables and figures."""
+"""Tables, figures and pages that show results."""

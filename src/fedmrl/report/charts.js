@@ -1,5 +1,5 @@
-// What any page of fedmrl can use: charts, drawn as `charts.py` has worked them out, sortable tables, the theme.
-// Text from files only ever becomes a text node, so it cannot become markup.
+// Shared by all pages: charts as described by `charts.py`, sortable tables, the theme.
+// Text from files is only inserted as text nodes, so it cannot become markup.
 "use strict";
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -8,7 +8,7 @@ function fill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else if (name === "style") node.style.cssText += value;
-    else if (name === "look") node.style.setProperty("--colour", value.colour);
+    else if (name === "colour") node.style.setProperty("--colour", value);
     else if (value === true) node.setAttribute(name, "");
     else if (value !== false && value !== null && value !== undefined) node.setAttribute(name, value);
   }
@@ -23,20 +23,20 @@ const byId = (id) => document.getElementById(id);
 const data = JSON.parse(byId("data").textContent);
 const chosen = (name) => document.querySelector(`input[name="${name}"]:checked`).value;
 const radios = (name, onchange) => document.querySelectorAll(`input[name="${name}"]`).forEach((radio) => radio.addEventListener("change", onchange));
-// Where all clients are looked at: the paper's protocol does not look at them, so it is the fair one.
+// The protocol for sections about all clients, which the paper's protocol does not cover: there, the fair one is shown.
 const ofAll = () => (chosen("protocol") === "own" ? "own" : "fair");
 
-// A look is a colour and the name of a marker: {colour, marker}.
-const marker = (look, x, y, size = 4.5) =>
-  draw("path", { class: "marker", look, d: data.shapes[look.marker], transform: `translate(${x} ${y}) scale(${size})`, "vector-effect": "non-scaling-stroke" });
+// A style is {colour, marker}; the marker is a key of `data.marker_paths`.
+const marker = (style, x, y, size = 4.5) =>
+  draw("path", { class: "marker", colour: style.colour, d: data.marker_paths[style.marker], transform: `translate(${x} ${y}) scale(${size})`, "vector-effect": "non-scaling-stroke" });
 
-// A series' colour and shape, and its name.
-function named(look, name) {
-  const swatch = draw("svg", { width: 14, height: 14, viewBox: "-7 -7 14 14", "aria-hidden": "true" }, marker(look, 0, 0, 5.5));
+// A series' marker and name.
+function named(style, name) {
+  const swatch = draw("svg", { width: 14, height: 14, viewBox: "-7 -7 14 14", "aria-hidden": "true" }, marker(style, 0, 0, 5.5));
   return el("span", { class: "name" }, swatch, name);
 }
 
-// Draw again whenever the box has another width.
+// Redraws whenever the width of the box changes.
 function atEachWidth(box, redraw) {
   let width = 0;
   new ResizeObserver(() => {
@@ -47,8 +47,8 @@ function atEachWidth(box, redraw) {
   }).observe(box);
 }
 
-// Lets a pointer or the arrow keys go through a chart's places. `place(event)` says which place is under the pointer,
-// `move(place, key)` which comes next, `show(place)` shows one (or none) and says it in words.
+// Explores a chart by pointer or arrow keys. `place(event)` returns the place under the pointer, `move(place, key)` the next
+// place, and `show(place)` displays a place (or none, for null) and returns it as text for screen readers.
 function explore(target, said, { start, place, move, show }) {
   let at = null;
   const go = (to, aloud) => {
@@ -86,18 +86,18 @@ function nearest(sorted, value) {
   return best;
 }
 
-// Beside a place of the chart, on the side where there is room.
+// Puts the tooltip beside a point of the chart, on the side with enough room.
 function putTooltip(tooltip, box, x, y) {
   tooltip.hidden = false;
   const { offsetWidth: width, offsetHeight: height } = tooltip;
-  // A small panel has no room beside the place, but its neighbours may be covered: only the window is the limit.
+  // The tooltip may cover neighbouring panels but must stay within the window.
   const edge = box.getBoundingClientRect().left;
   const fits = (left) => edge + left >= 0 && edge + left + width <= document.documentElement.clientWidth;
   const left = [x + 14, x - 14 - width].find(fits) ?? Math.max(0, x - 14 - width);
   tooltip.style.transform = `translate(${left}px, ${Math.max(0, Math.min(y, box.clientHeight - height))}px)`;
 }
 
-// A chart's box; what is written above and below it is text of the page, so that it is never cut.
+// A chart's box. Axis titles are HTML text above and below it, which wraps and so is never cut.
 function chartBox(into) {
   const said = el("p", { class: "unseen", "aria-live": "polite" });
   const tooltip = el("div", { class: "tooltip", hidden: true, "aria-hidden": "true" });
@@ -123,7 +123,7 @@ const gridLine = (y, left, right, tick) => [
   draw("text", { x: left - 8, y: y(tick[0]) + 4, "text-anchor": "end" }, tick[1]),
 ];
 
-// Lines with their bands, and a crosshair, as `charts.py` has worked them out. `show` takes a chart; names in `hidden` are not drawn.
+// A line chart with bands and a crosshair. `show(chart)` draws a chart described by `charts.py`, without the lines named in `hidden`.
 function lineChart(into, hidden = new Set()) {
   const { box, said, tooltip, name, put } = chartBox(into);
   let chart, x, y, cross, tall;
@@ -144,15 +144,15 @@ function lineChart(into, hidden = new Set()) {
     svg.append(...chart.y.ticks.flatMap((tick) => gridLine(y, left, right, tick)), draw("line", { class: "axis", x1: left, x2: right, y1: bottom, y2: bottom }));
     svg.append(...chart.x.ticks.map(([place, label]) => draw("text", { x: x(place), y: bottom + 18, "text-anchor": "middle" }, label)));
     const shown = visible();
-    for (const line of shown) if (line.low) svg.append(draw("path", { class: "band", look: line.look, d: `M${[...points(line, line.high), ...points(line, line.low).reverse()].join("L")}Z` }));
+    for (const line of shown) if (line.low) svg.append(draw("path", { class: "band", colour: line.style.colour, d: `M${[...points(line, line.high), ...points(line, line.low).reverse()].join("L")}Z` }));
     for (const line of [...shown].reverse()) {
       const at = points(line, line.mean);
-      svg.append(draw("path", { class: line.strong ? "line strong" : "line", look: line.look, d: `M${at.join("L")}` }));
-      if (at.length <= 40) svg.append(...at.map((point) => marker(line.look, ...point.split(" "))));
+      svg.append(draw("path", { class: line.strong ? "line strong" : "line", colour: line.style.colour, d: `M${at.join("L")}` }));
+      if (at.length <= 40) svg.append(...at.map((point) => marker(line.style, ...point.split(" "))));
     }
     for (const line of shown) {
-      svg.append(...line.rings.map(([place, value]) => draw("circle", { class: "ring", look: line.look, cx: x(place), cy: y(value), r: 8.5 })));
-      if (roomy) svg.append(marker(line.look, right + 18, y(line.endAt)), draw("text", { class: "end", x: right + 28, y: y(line.endAt) + 4 }, line.end));
+      svg.append(...line.rings.map(([place, value]) => draw("circle", { class: "ring", colour: line.style.colour, cx: x(place), cy: y(value), r: 8.5 })));
+      if (roomy) svg.append(marker(line.style, right + 18, y(line.endAt)), draw("text", { class: "end", x: right + 28, y: y(line.endAt) + 4 }, line.end));
     }
     svg.append((cross = draw("g")));
     put(svg);
@@ -165,9 +165,9 @@ function lineChart(into, hidden = new Set()) {
     const [value, title] = chart.places[place];
     const measured = visible().filter((line) => line.mean[place] !== null).sort((a, b) => b.mean[place] - a.mean[place]);
     const missing = visible().filter((line) => line.mean[place] === null);
-    cross.append(draw("line", { class: "cross", x1: x(value), x2: x(value), y1: 8, y2: tall - 26 }), ...measured.map((line) => marker(line.look, x(value), y(line.mean[place]), 6.5)));
-    const rows = measured.flatMap((line) => [el("dt", {}, named(line.look, line.name)), el("dd", {}, line.labels[place], " ", el("small", {}, line.spreads?.[place]))]);
-    tooltip.replaceChildren(el("b", {}, title), el("dl", {}, rows, missing.flatMap((line) => [el("dt", {}, named(line.look, line.name)), el("dd", {}, el("small", {}, "not measured"))])));
+    cross.append(draw("line", { class: "cross", x1: x(value), x2: x(value), y1: 8, y2: tall - 26 }), ...measured.map((line) => marker(line.style, x(value), y(line.mean[place]), 6.5)));
+    const rows = measured.flatMap((line) => [el("dt", {}, named(line.style, line.name)), el("dd", {}, line.labels[place], " ", el("small", {}, line.spreads?.[place]))]);
+    tooltip.replaceChildren(el("b", {}, title), el("dl", {}, rows, missing.flatMap((line) => [el("dt", {}, named(line.style, line.name)), el("dd", {}, el("small", {}, "not measured"))])));
     putTooltip(tooltip, box, x(value), 20);
     return `${title}: ${measured.map((line) => `${line.name} ${line.labels[place]}`).join(", ")}`;
   }
@@ -185,21 +185,21 @@ function lineChart(into, hidden = new Set()) {
   };
 }
 
-// A legend whose entries hide a series and show it again.
+// A legend; pressing an entry hides or shows its series.
 function legend(into, series, hidden, redraw) {
-  const entries = series.map(({ name, look }) => {
+  const entries = series.map(({ name, style }) => {
     const flip = () => {
       hidden.delete(name) || hidden.add(name);
       button.setAttribute("aria-pressed", String(!hidden.has(name)));
       redraw();
     };
-    const button = el("button", { type: "button", "aria-pressed": "true", onclick: flip }, named(look, name));
+    const button = el("button", { type: "button", "aria-pressed": "true", onclick: flip }, named(style, name));
     return el("li", {}, button);
   });
   into.append(el("ul", { class: "legend", "aria-label": "Series; press to hide or show" }, entries));
 }
 
-// Sorted differences, a bar for each client. `words(client)` says more of one: [[name, value], ...].
+// Sorted differences, one bar for each client. `words(client)` returns further tooltip rows: [[name, value], ...].
 function differenceChart(into, chart, words = () => []) {
   const { box, said, tooltip, name, put } = chartBox(into);
   name(chart.label, chart.y.title, "clients, from the largest gain to the largest loss");
@@ -217,9 +217,9 @@ function differenceChart(into, chart, words = () => []) {
     const svg = draw("svg", { height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
     svg.append(...chart.y.ticks.flatMap((tick) => gridLine(y, left, width - 8, tick)));
     const gap = each > 5 ? Math.min(each * 0.2, 4) : 0;
-    for (const [look, sign] of [[chart.gain, 1], [chart.loss, -1]]) {
+    for (const [style, sign] of [[chart.gain, 1], [chart.loss, -1]]) {
       const bars = values.map((value, i) => (value * sign > 0 ? `M${(x(i) + gap / 2).toFixed(2)} ${y(0).toFixed(1)}V${y(value).toFixed(1)}h${(each - gap).toFixed(2)}V${y(0).toFixed(1)}Z` : ""));
-      svg.append(draw("path", { class: "filled", look, d: bars.join("") }));
+      svg.append(draw("path", { class: "filled", colour: style.colour, d: bars.join("") }));
     }
     svg.append(draw("line", { class: "axis", x1: left, x2: width - 8, y1: y(0), y2: y(0) }));
     if (chart.ties) {
@@ -249,7 +249,7 @@ function differenceChart(into, chart, words = () => []) {
   atEachWidth(box, redraw);
 }
 
-// What a custom property is as a colour that a canvas takes.
+// A custom property's colour as [red, green, blue], for a canvas.
 function resolved(node, property) {
   const probe = el("i", { style: `color: var(${property}); display: none` });
   node.append(probe);
@@ -260,7 +260,7 @@ function resolved(node, property) {
 
 const mixed = (from, to, share) => from.map((value, i) => Math.round(value + (to[i] - value) * share));
 
-// Counts by class (rows) and client (columns). counts: for each client [class, count, class, count, ...].
+// Counts by class (rows) and client (columns). `counts` has [class, count, class, count, ...] for each client.
 function heatMap(into, { label, names, counts, low: least, high: most, every }) {
   into.append(el("p", { class: "ramp" }, `${least}`, el("i"), `${most} training samples`));
   const { box, said, tooltip, name } = chartBox(into);
@@ -345,24 +345,24 @@ function heatMap(into, { label, names, counts, low: least, high: most, every }) 
   onTheme(redraw);
 }
 
-// Shades at each edge of a box that scrolls, beyond which there is more.
+// Shades the edges of a scrolling box beyond which there is more.
 function shade(box) {
   const outer = box.parentElement;
-  const look = () => {
+  const update = () => {
     outer.toggleAttribute("data-left", box.scrollLeft > 1);
     outer.toggleAttribute("data-right", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
     outer.toggleAttribute("data-below", box.scrollTop + box.clientHeight < box.scrollHeight - 1);
   };
-  box.addEventListener("scroll", look, { passive: true });
-  const watch = new ResizeObserver(look);
+  box.addEventListener("scroll", update, { passive: true });
+  const watch = new ResizeObserver(update);
   for (const node of [box, ...box.children]) watch.observe(node);
 }
 
 // A bar and its value.
-const measure = (look, share, words) =>
-  el("div", { class: "measure" }, el("span", { class: "track" }, el("i", { look, style: `width: ${100 * share}%` })), el("span", {}, words));
+const measure = (style, share, words) =>
+  el("div", { class: "measure" }, el("span", { class: "track" }, el("i", { colour: style.colour, style: `width: ${100 * share}%` })), el("span", {}, words));
 
-// columns: [{title, number?, look?, values, labels?}], a value for each row; `labels` is what is shown where that is not the value.
+// columns: [{title, number?, style?, values, labels?}], with one value for each row; `labels`, if given, are shown instead of the values.
 function sortableTable(into, { label, columns, hint, limit = 500 }) {
   const body = el("tbody");
   let by = { column: 0, down: false };
@@ -375,9 +375,9 @@ function sortableTable(into, { label, columns, hint, limit = 500 }) {
     return el("th", { scope: "col", class: column.number ? "number" : null }, el("button", { type: "button", onclick: press }, column.title));
   });
 
-  function cell({ number, look, values, labels, code }, row, place) {
+  function cell({ number, style, values, labels, code }, row, place) {
     const words = labels?.[row] ?? values[row];
-    const shown = look ? measure(look, values[row], words) : code ? el("code", {}, words) : words;
+    const shown = style ? measure(style, values[row], words) : code ? el("code", {}, words) : words;
     return el(place ? "td" : "th", { scope: place ? null : "row", class: number ? "number" : null }, shown);
   }
 
@@ -399,7 +399,7 @@ function sortableTable(into, { label, columns, hint, limit = 500 }) {
   shade(box);
 }
 
-// Copies the text before a button; where the browser forbids it, the text is selected instead.
+// Copies the text before a button, or selects it if the browser forbids copying.
 function copies(button) {
   const source = button.previousElementSibling;
   const tell = (word) => {
@@ -420,7 +420,7 @@ function copies(button) {
 const listeners = [];
 const onTheme = (listener) => listeners.push(listener);
 
-// Light or dark: as the system has it until the reader says otherwise.
+// Switches between light and dark; the default is the system's setting.
 function themeButton(button) {
   const root = document.documentElement;
   const system = matchMedia("(prefers-color-scheme: dark)");
@@ -434,14 +434,14 @@ function themeButton(button) {
     const kept = localStorage.getItem("fedmrl-theme");
     if (kept) root.dataset.theme = kept;
   } catch {
-    // A browser may forbid a file to remember anything.
+    // A browser may forbid a local file to use storage.
   }
   button.addEventListener("click", () => {
     root.dataset.theme = isDark() ? "light" : "dark";
     try {
       localStorage.setItem("fedmrl-theme", root.dataset.theme);
     } catch {
-      // The choice lasts as long as the page, then.
+      // Then the choice is lost when the page is closed.
     }
     changed();
   });

@@ -1,4 +1,4 @@
-"""Charts: what each one shows, worked out once. The page's script (`charts.js`) and matplotlib (`figures`) only draw it."""
+"""Descriptions of charts, with all limits and labels, which the page's script (`charts.js`) and `figures` only draw."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,18 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmrl.errors import UserError
-from fedmrl.report.looks import Look
+from fedmrl.report.styles import Style
 from fedmrl.report.tables import percentage, signed
 from fedmrl.results import Protocol, RunResult
 
 Values = NDArray[np.float64]
 
-MOST_BARS = 300
-"""Of a chart of differences: more are thinner than a pixel on a phone."""
-MOST_IN_HEAT_MAP = 500
-"""Clients of a heat map, for the same reason."""
-EVERY = ((20, 1), (100, 5), (MOST_IN_HEAT_MAP, 10))
-"""Which clients of a heat map are labelled: of at most so many, every so many."""
+MAX_BARS = 300
+"""The most bars in a chart of differences; more would be thinner than a pixel on a phone."""
+MAX_HEAT_MAP_CLIENTS = 500
+"""The most clients in a heat map, for the same reason."""
+LABEL_STEPS = ((20, 1), (100, 5), (MAX_HEAT_MAP_CLIENTS, 10))
+"""Pairs (clients, step): a heat map of at most so many clients labels each step-th one."""
 
 
 @dataclass(frozen=True)
@@ -33,31 +33,31 @@ class Axis:
     ticks: Sequence[tuple[float, str]]
 
     def on_page(self) -> dict[str, Any]:
-        """As JSON for the script."""
+        """The axis as JSON for the page's script."""
         return {"title": self.title, "low": round(self.low, 3), "high": round(self.high, 3), "ticks": self.ticks}
 
 
 @dataclass(frozen=True)
 class Curve:
-    """What a line is made of: accuracy in percent, by seed and by x."""
+    """The data of a line: accuracy in percent by seed (S) and x (X)."""
 
     name: str
-    look: Look
+    style: Style
     x: Sequence[float]
     values_SX: Values
     end: str = ""
-    """The label at its end; its last mean if empty."""
+    """The label at the line's end; if empty, the last mean."""
     rings: Sequence[tuple[float, float]] = ()
-    """Points that count besides its end."""
+    """Points to mark with a ring, such as best rounds."""
     strong: bool = False
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a chart: the mean over seeds at each x of the chart, and their range where there are several."""
+    """A line to draw: the mean over seeds at each x and, for several seeds, their range."""
 
     name: str
-    look: Look
+    style: Style
     x: Sequence[float]
     mean: Sequence[float]
     low: Sequence[float] | None
@@ -68,42 +68,43 @@ class Line:
 
     @property
     def labels(self) -> list[str]:
-        """The mean at each x, in words."""
+        """The mean at each x as text."""
         return [percentage(value) for value in self.mean]
 
     @property
     def spreads(self) -> list[str] | None:
-        """The range over seeds at each x, in words."""
+        """The range over seeds at each x as text."""
         return [f"({a:.1f}–{b:.1f})" for a, b in zip(self.low, self.high, strict=True)] if self.low and self.high else None
 
 
 @dataclass(frozen=True)
 class LineChart:
-    """Lines over one x, with everything that is written on them."""
+    """A line chart with all its labels."""
 
     label: str
-    """What the chart is, for those who do not see it."""
+    """A description for screen readers."""
     x: Axis
     y: Axis
     lines: Sequence[Line]
     places: Mapping[float, str]
-    """What each x is called: "Round 3"."""
+    """The name of each x, such as "Round 3"."""
     height: int = 360
-    """In a page, in pixels."""
+    """The height on a page, in pixels."""
 
     def ends(self, apart: float) -> list[float]:
-        """Where the labels of the lines' ends stand on y, at least this share of the height apart."""
-        return spread([line.mean[-1] for line in self.lines], self.y.low, self.y.high, apart)
+        """The y positions of the lines' end labels, separated by at least `apart`, a share of the height."""
+        return spread_labels([line.mean[-1] for line in self.lines], self.y.low, self.y.high, apart)
 
     def on_page(self) -> dict[str, Any]:
-        """As JSON for the script: lines of 2 decimals, in the order of all x, with null where a line has no value."""
+        """The chart as JSON for the page's script; a line has null where it has no value at an x."""
         rows = zip(self.lines, self.ends(17 / (self.height - 50)), strict=True)
         return {
             "label": self.label, "height": self.height, "x": self.x.on_page(), "y": self.y.on_page(),
             "places": [*self.places.items()],
             "lines": [
                 {
-                    "name": line.name, "look": line.look.on_page, "end": line.end, "endAt": round(at, 2), "strong": line.strong,
+                    "name": line.name, "style": line.style.on_page, "strong": line.strong,
+                    "end": line.end, "endAt": round(at, 2),
                     "rings": [[x, round(value, 2)] for x, value in line.rings],
                     "mean": self._aligned(line, np.round(line.mean, 2)), "labels": self._aligned(line, line.labels),
                     **({"low": self._aligned(line, np.round(line.low, 2))} if line.low else {}),
@@ -130,7 +131,7 @@ def line_chart(
     limits: tuple[float, float] | None = None,
     height: int = 360,
 ) -> LineChart:
-    """The chart of some curves; `limits` of y are those of its own values unless given."""
+    """Describes a line chart; without `limits`, the y axis fits the curves."""
     every = sorted({x for curve in curves for x in curve.x})
     first, last = (every[0], every[-1]) if every else (0.0, 1.0)
     low, high = limits or limits_of(curves)
@@ -145,19 +146,19 @@ def line_chart(
     )
 
 
-def accuracy_chart(series: Sequence[tuple[str, Look, Sequence[RunResult]]], protocol: Protocol) -> LineChart:
-    """Accuracy by round as a protocol counts it: a line for each series, with a ring at each best round that counts."""
+def accuracy_chart(series: Sequence[tuple[str, Style, Sequence[RunResult]]], protocol: Protocol) -> LineChart:
+    """Describes accuracy by round, with one line for each series; under the paper's protocol, rings mark the best rounds."""
     curves = [
         Curve(
             name,
-            look,
+            style,
             [round_ for round_, _ in runs[0].curve(protocol)],
             _by_seed(runs, protocol),
             ("best " if protocol == "paper" else "")
             + percentage(100 * float(np.mean([run.headline(protocol) for run in runs]))),
             [(run.best.best_round, 100 * run.best.best) for run in runs] if protocol == "paper" else (),
         )
-        for name, look, runs in series
+        for name, style, runs in series
     ]
     label = "Accuracy by round. Use the left and right arrow keys to read each round."
     whose = "the round’s clients" if protocol == "paper" else "all clients"
@@ -168,7 +169,9 @@ def _by_seed(runs: Sequence[RunResult], protocol: Protocol) -> Values:
     curves = [dict(run.curve(protocol)) for run in runs]
     if any(list(curve) != list(curves[0]) for curve in curves):
         folders = ", ".join(str(run.folder) for run in runs)
-        raise UserError(f"{folders}: one recipe, but not the same rounds; a rounds.jsonl of them is damaged, run it again")
+        raise UserError(
+            f"{folders}: these runs have one recipe but different rounds, so a rounds.jsonl is damaged; repeat the run"
+        )
     return 100 * np.array([list(curve.values()) for curve in curves])
 
 
@@ -178,11 +181,11 @@ def _line(curve: Curve) -> Line:
     low = curve.values_SX.min(axis=0).tolist() if several else None
     high = curve.values_SX.max(axis=0).tolist() if several else None
     end = curve.end or percentage(mean[-1])
-    return Line(curve.name, curve.look, curve.x, mean.tolist(), low, high, f"{curve.name} {end}", curve.rings, curve.strong)
+    return Line(curve.name, curve.style, curve.x, mean.tolist(), low, high, f"{curve.name} {end}", curve.rings, curve.strong)
 
 
 def limits_of(curves: Iterable[Curve]) -> tuple[float, float]:
-    """The limits of y for these curves: some room around them, within 0 and 100."""
+    """The y limits for some curves: their range with a margin, within 0 to 100."""
     parts = [np.append(curve.values_SX.ravel(), [value for _, value in curve.rings]) for curve in curves]
     values = np.concatenate(parts) if parts else np.array([0.0, 100.0])
     low, high = float(values.min()), float(values.max())
@@ -204,10 +207,10 @@ def ticks(low: float, high: float, most: int, *, whole: bool = False) -> list[fl
     return [round(float(tick), 9) for tick in found if low - 1e-9 <= tick <= high + 1e-9]
 
 
-def spread(values: Sequence[float], low: float, high: float, apart: float) -> list[float]:
-    """Places near these values, within the limits as far as there is room, at least `apart` of the height from each other.
+def spread_labels(values: Sequence[float], low: float, high: float, apart: float) -> list[float]:
+    """Moves label positions until they are at least `apart` (a share of the height) from each other.
 
-    >>> spread([50.0, 10.0, 51.0], 0.0, 100.0, 0.1)
+    >>> spread_labels([50.0, 10.0, 51.0], 0.0, 100.0, 0.1)
     [50.0, 10.0, 60.0]
     """
     step, order = apart * (high - low), np.argsort(values, kind="stable")
@@ -223,21 +226,21 @@ def spread(values: Sequence[float], low: float, high: float, apart: float) -> li
 
 @dataclass(frozen=True)
 class DifferenceChart:
-    """How much each client gains with one method over another, in points, from the largest gain to the largest loss."""
+    """The difference between two methods for each client, in points, from the largest gain to the largest loss."""
 
     label: str
-    gain: Look
-    loss: Look
+    gain: Style
+    loss: Style
     clients: Sequence[int]
     points: Sequence[float]
     y: Axis
     ties: tuple[int, int] | None
-    """The first and the last bar of the clients that neither gain nor lose."""
+    """The first and last bar of the clients with a difference of zero."""
     counts: tuple[int, int, int]
-    """How many clients gain, lose and do neither."""
+    """The numbers of clients that gain, lose, and stay the same."""
 
     def on_page(self) -> dict[str, Any]:
-        """As JSON for the script; a bar's height is the number in its label."""
+        """The chart as JSON for the page's script, which reads a bar's height from its label."""
         tied = self.counts[2]
         return {
             "label": self.label, "gain": self.gain.on_page, "loss": self.loss.on_page, "clients": self.clients,
@@ -246,11 +249,11 @@ class DifferenceChart:
         }  # fmt: skip
 
 
-def difference_chart(first: str, second: str, gain: Look, loss: Look, points: Values, name: str = "") -> DifferenceChart:
-    """The chart of the first method's gain over the second by client; of very many, every so many are drawn."""
-    points = np.round(points, 6)  # a mean of equal accuracies is equal, whatever its last bit
+def difference_chart(first: str, second: str, gain: Style, loss: Style, points: Values, name: str = "") -> DifferenceChart:
+    """Describes the first method's gain over the second by client; above `MAX_BARS` clients, a regular subset is drawn."""
+    points = np.round(points, 6)  # rounding errors of the means must not break ties
     order = np.argsort(-points, kind="stable")
-    shown = order[:: -(-len(order) // MOST_BARS)]
+    shown = order[:: -(-len(order) // MAX_BARS)]
     low, high = 1.1 * min(-1.0, float(points.min())), 1.1 * max(1.0, float(points.max()))
     tied = np.flatnonzero(points[shown] == 0)
     counts = tuple(int(which.sum()) for which in (points > 0, points < 0, points == 0))
@@ -269,25 +272,25 @@ def difference_chart(first: str, second: str, gain: Look, loss: Look, points: Va
 
 @dataclass(frozen=True)
 class HeatMap:
-    """How many samples of each class each client has, with colours from the least to the most that any has."""
+    """The number of samples by client (K) and class (C); colours range from `low` to `high`."""
 
     counts_KC: NDArray[np.int64]
     classes: Sequence[str]
 
     @property
     def low(self) -> int:
-        """The least samples of a class that a client has, if it has any."""
+        """The lowest count above zero."""
         return int(self.counts_KC[self.counts_KC > 0].min(initial=self.high))
 
     @property
     def high(self) -> int:
-        """The most samples of a class that a client has."""
+        """The highest count."""
         return max(1, int(self.counts_KC.max(initial=0)))
 
     def on_page(self) -> dict[str, Any]:
-        """As JSON for the script: of each client its classes with their counts, in one list."""
-        shown = self.counts_KC[:MOST_IN_HEAT_MAP]
-        every = next(n for most, n in EVERY if len(shown) <= most)
+        """The heat map as JSON for the page's script; a client is a flat list of class, count, class, count, …"""
+        shown = self.counts_KC[:MAX_HEAT_MAP_CLIENTS]
+        every = next(n for most, n in LABEL_STEPS if len(shown) <= most)
         label = (
             f"Training samples of {len(shown)} clients in {len(self.classes)} classes. Use the arrow keys to read each cell."
         )
@@ -299,7 +302,7 @@ class HeatMap:
 
 
 def heat_map(split: Sequence[Mapping[int, int]], classes: Sequence[str]) -> HeatMap:
-    """The heat map of a split, given as the samples by class of each client."""
+    """Describes a split, given as the number of samples by class for each client."""
     counts_KC = np.zeros((len(split), len(classes)), dtype=np.int64)
     for client, own in enumerate(split):
         for label, count in own.items():

@@ -1,4 +1,4 @@
-"""Figures: the accuracy of several methods over the rounds, and who has which data."""
+"""Figures in matplotlib: accuracy by round, and the split of the data over clients."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """An empty figure that needs no screen."""
+    """An empty figure that needs no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -22,7 +22,7 @@ def new_figure(width: float, height: float) -> "Figure":
     return figure
 
 
-# Letters like a paper's, that come with matplotlib, and are embedded: as TrueType in a PDF, as shapes in an SVG.
+# A serif font that comes with matplotlib and is embedded: as TrueType in a PDF, as paths in an SVG.
 PRINT: dict[Any, Any] = {
     "font.family": "STIXGeneral", "mathtext.fontset": "stix", "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8,
     "xtick.labelsize": 7, "ytick.labelsize": 7, "legend.fontsize": 8, "legend.frameon": False, "axes.linewidth": 0.6,
@@ -34,32 +34,32 @@ PRINT: dict[Any, Any] = {
     "errorbar.capsize": 1.5, "lines.solid_capstyle": "round",
 }  # fmt: skip
 COLUMN_WIDTH = 3.3
-"""Of a paper with two columns, in inches."""
-HEAT = ("#d5e6f3", "#004a7c")
-"""The colours of the least and the most samples, as pages have them on light ground."""
+"""The width of a column in a two-column paper, in inches."""
+HEAT_COLOURS = ("#d5e6f3", "#004a7c")
+"""The colours of the lowest and the highest count, as on pages with a light background."""
 
 
 def accuracy_figure(chart: LineChart, title: str, subtitle: str, path: Path) -> None:
-    """A chart of accuracy by round, each line named at its end: a legend would make the eye travel."""
+    """Draws accuracy by round, with each line labelled at its end, which is easier to read than a legend."""
     figure = new_figure(8, 4.8)
     axes: Axes = figure.subplots()
     _draw_lines(axes, chart, width=2.0, size=5.0)
     for line, place in zip(chart.lines, chart.ends(0.055), strict=True):
         axes.annotate(
-            plain(line.end), (line.x[-1], line.mean[-1]), xytext=(1.01, place), textcoords=("axes fraction", "data"),
-            color=line.look.light, va="center", fontweight="bold", annotation_clip=False,
+            escape_dollars(line.end), (line.x[-1], line.mean[-1]), xytext=(1.01, place), textcoords=("axes fraction", "data"),
+            color=line.style.light, va="center", fontweight="bold", annotation_clip=False,
         )  # fmt: skip
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(plain(subtitle), fontsize=9, color="#555555", loc="left")
+    axes.set_title(escape_dollars(subtitle), fontsize=9, color="#555555", loc="left")
     axes.annotate(
-        plain(title), (0, 1), xytext=(0, 24), xycoords="axes fraction", textcoords="offset points", fontsize=13,
+        escape_dollars(title), (0, 1), xytext=(0, 24), xycoords="axes fraction", textcoords="offset points", fontsize=13,
         fontweight="bold",
     )  # fmt: skip
     _save(figure, path)
 
 
 def column_figure(chart: LineChart, path: Path) -> None:
-    """The same chart for a column of a paper: no title, which its caption is, and a legend above."""
+    """Draws accuracy by round for a column of a paper, without a title (the caption replaces it) and with a legend."""
     from matplotlib import rc_context
 
     with rc_context(PRINT):
@@ -69,7 +69,7 @@ def column_figure(chart: LineChart, path: Path) -> None:
         figure.legend(
             handles=axes.lines, loc="outside upper left", ncols=2, handlelength=1.6, columnspacing=1.2, labelspacing=0.25
         )
-        # Without the time of day, the same runs make the same file.
+        # Without a creation date, the same runs give the same file.
         figure.savefig(path, metadata={"CreationDate": None} if path.suffix == ".pdf" else None)
 
 
@@ -78,11 +78,11 @@ def _draw_lines(axes: "Axes", chart: LineChart, width: float, size: float) -> No
         few = len(line.x) <= 40
         every = None if few else len(line.x) // 8
         axes.plot(
-            line.x, line.mean, color=line.look.light, marker=line.look.marker, markevery=every, markersize=size,
-            linewidth=width, label=plain(line.end),
+            line.x, line.mean, color=line.style.light, marker=line.style.marker, markevery=every, markersize=size,
+            linewidth=width, label=escape_dollars(line.end),
         )  # fmt: skip
         if line.low and line.high:
-            axes.fill_between(line.x, line.low, line.high, color=line.look.light, alpha=0.15, linewidth=0)
+            axes.fill_between(line.x, line.low, line.high, color=line.style.light, alpha=0.15, linewidth=0)
     axes.set_ylim(chart.y.low, chart.y.high)
     axes.set_xticks(*zip(*chart.x.ticks, strict=True))
     axes.set_yticks(*zip(*chart.y.ticks, strict=True))
@@ -92,17 +92,17 @@ def _draw_lines(axes: "Axes", chart: LineChart, width: float, size: float) -> No
     axes.set_axisbelow(True)
 
 
-def plain(text: str) -> str:
-    r"""A name that a person gave, as matplotlib shows it: dollar signs would be read as formulas.
+def escape_dollars(text: str) -> str:
+    r"""Escapes dollar signs, between which matplotlib would expect a formula.
 
-    >>> plain("a$x$")
+    >>> escape_dollars("a$x$")
     'a\\$x\\$'
     """
     return text.replace("$", r"\$")
 
 
 def partition_figure(heat: HeatMap, title: str, path: Path) -> None:
-    """Who has what: a row for each client, a column for each class, darker for more samples."""
+    """Draws the number of samples by client (rows) and class (columns); darker means more."""
     from matplotlib.colors import LinearSegmentedColormap
 
     counts_KC, classes = heat.counts_KC, heat.classes
@@ -110,7 +110,7 @@ def partition_figure(heat: HeatMap, title: str, path: Path) -> None:
     figure = new_figure(min(14.0, 3.5 + 0.35 * labels), min(16.0, 2.2 + 0.22 * clients))
     axes: Axes = figure.subplots()
     shown = np.ma.masked_equal(counts_KC, 0)
-    colours = LinearSegmentedColormap.from_list("heat", HEAT)
+    colours = LinearSegmentedColormap.from_list("heat", HEAT_COLOURS)
     low = min(heat.low, heat.high - 1)
     image = axes.imshow(shown, aspect="auto", cmap=colours, vmin=low, vmax=heat.high, interpolation="nearest")
     figure.colorbar(image, ax=axes, label="samples", fraction=0.05, pad=0.02)
@@ -121,7 +121,7 @@ def partition_figure(heat: HeatMap, title: str, path: Path) -> None:
             dark = count - low > 0.5 * (heat.high - low)
             axes.text(label, client, str(count), ha="center", va="center", fontsize=7, color="white" if dark else "#333333")
     step = 1 if labels <= 30 else 10
-    shown_classes = [plain(classes[i]) for i in range(0, labels, step)]
+    shown_classes = [escape_dollars(classes[i]) for i in range(0, labels, step)]
     axes.set_xticks(range(0, labels, step), shown_classes, fontsize=8)
     if max(map(len, shown_classes)) > 3:
         axes.tick_params(axis="x", rotation=60)
@@ -129,7 +129,7 @@ def partition_figure(heat: HeatMap, title: str, path: Path) -> None:
     axes.set_yticks(range(0, clients, step), [str(i) for i in range(0, clients, step)], fontsize=8)
     axes.set_xlabel("class")
     axes.set_ylabel("client")
-    axes.set_title(plain(title), fontsize=11, fontweight="bold", loc="left")
+    axes.set_title(escape_dollars(title), fontsize=11, fontweight="bold", loc="left")
     _save(figure, path)
 
 

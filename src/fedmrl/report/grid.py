@@ -6,11 +6,24 @@ from typing import Literal
 
 import numpy as np
 
-from fedmrl.report.tables import ACCURACIES, COLUMNS, DASH, MEANING, Outcomes, costs, markdown, ordered, percent
+from fedmrl.report.tables import (
+    ACCURACIES,
+    COLUMN_NOTE,
+    COMPARISON_COLUMNS,
+    DASH,
+    Outcomes,
+    by_accuracy,
+    cost_cells,
+    markdown,
+    mean_percent,
+)
 
 Mark = Literal["", "best", "second"]
 
-# Text that LaTeX would take for commands, and signs that its older fonts lack.
+WIDEST_IN_COLUMN = 4
+"""The most columns of a LaTeX table that stays in one column of a paper."""
+
+# Characters that are special in LaTeX or missing from its older fonts.
 _LATEX = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--", "·": r"$\cdot$", "±": r"$\pm$", "−": "$-$",
@@ -20,19 +33,19 @@ _LATEX = {
 
 @dataclass(frozen=True)
 class Entry:
-    """What stands in a place of the table, with what the paper has there."""
+    """The text of a table's cell, and in brackets (`aside`) the value that the paper prints."""
 
     text: str
     mark: Mark = ""
     aside: str = ""
     aside_mark: Mark = ""
     seeds: str = ""
-    """Which seeds it is over, where others in its column have more."""
+    """The seeds behind the value, if others in its column have more."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A table: header rows of texts with the number of columns that each spans, and groups of rows with a line between."""
+    """A table: header rows, as texts with the number of columns that each spans, and groups of rows separated by lines."""
 
     caption: str
     corner: str
@@ -40,16 +53,16 @@ class Grid:
     groups: Sequence[Sequence[tuple[str, Sequence[Entry]]]]
     notes: Sequence[str] = ()
     best: str = ""
-    """What the best of a column is called, where it is marked."""
+    """The word for the best entry of a column (Best, Least); empty if none is marked."""
 
     @property
     def columns(self) -> int:
-        """How many there are, the first with the rows' names aside."""
+        """The number of columns, without the first, which holds the rows' names."""
         return sum(span for _, span in self.header[-1])
 
 
 def escape(text: str) -> str:
-    r"""Text as LaTeX has to have it.
+    r"""Escapes text for LaTeX.
 
     >>> escape("C=10% ± 2")
     'C=10\\% $\\pm$ 2'
@@ -58,7 +71,7 @@ def escape(text: str) -> str:
 
 
 def to_markdown(title: str, grids: Sequence[Grid]) -> str:
-    """A page with the grids below each other; grouped columns are named in full, as Markdown has no groups."""
+    """Writes the grids as Markdown, which has no grouped columns: each column gets its full name."""
     parts = [f"# {title}\n"]
     for grid in grids:
         rows = [[name, *map(_markdown_entry, entries)] for group in grid.groups for name, entries in group]
@@ -88,16 +101,18 @@ def _markdown_entry(entry: Entry) -> str:
 
 
 def to_latex(title: str, label: str, grids: Sequence[Grid]) -> str:
-    """A float with the grids below each other, never wider than the text."""
-    lines = [r"% needs \usepackage{booktabs,adjustbox}", r"\begin{table}[t]", r"\centering", rf"\caption{{{escape(title)}.}}"]
-    lines.append(rf"\label{{tab:{label}}}")
-    for number, grid in enumerate(grids):
-        lines += [r"\par\medskip"] if number else []
-        lines += [rf"{{\small {escape(grid.caption)}}}\par\smallskip"] if grid.caption != title else []
-        lines += _tabular(grid)
+    """Writes each grid as a LaTeX float, scaled down if it is wider than the text."""
+    lines = [r"% needs \usepackage{booktabs,adjustbox}"]
+    for number, grid in enumerate(grids, start=1):
+        # A wide table spans both columns of a paper that has two.
+        float_ = "table*" if grid.columns > WIDEST_IN_COLUMN else "table"
+        caption = title if grid.caption == title else f"{title}. {grid.caption}"
+        lines += [rf"\begin{{{float_}}}[t]", r"\centering", rf"\caption{{{escape(caption)}.}}"]
+        lines += [rf"\label{{tab:{label if len(grids) == 1 else f'{label}-{number}'}}}", *_tabular(grid)]
         if notes := _notes(grid, "underlined"):
             lines.append(rf"\par\smallskip{{\footnotesize\raggedright {escape(' '.join(notes))}\par}}")
-    return "\n".join([*lines, r"\end{table}", ""])
+        lines.append(rf"\end{{{float_}}}")
+    return "\n".join([*lines, ""])
 
 
 def _tabular(grid: Grid) -> list[str]:
@@ -127,14 +142,14 @@ def _latex_entry(entry: Entry) -> str:
 
 
 def _latex_marked(text: str, mark: Mark) -> str:
-    # The spread is set small, so that the eye finds the means in a column.
+    # A small spread makes the means in a column easy to find.
     mean, plus_minus, spread = text.partition(" ± ")
     shown = {"": escape(mean), "best": rf"\textbf{{{escape(mean)}}}", "second": rf"\underline{{{escape(mean)}}}"}[mark]
     return shown + (rf"\,{{\scriptsize$\pm$\,{escape(spread)}}}" if plus_minus else "")
 
 
 def mark_best(entries: Sequence[Entry], ahead: Sequence[int | None], *, aside: bool = False) -> list[Entry]:
-    """Mark the best and the second of a column, given how many are ahead of each; two that are best leave no second.
+    """Marks the best and the second entry of a column, given how many are ahead of each.
 
     >>> [entry.mark for entry in mark_best([Entry("1"), Entry("3"), Entry("–"), Entry("2")], [2, 0, None, 1])]
     ['', 'best', '', 'second']
@@ -145,7 +160,7 @@ def mark_best(entries: Sequence[Entry], ahead: Sequence[int | None], *, aside: b
 
 
 def ahead_of(values: Sequence[float | None], digits: int = 2) -> list[int | None]:
-    """How many values are higher than each, as far as so many digits show.
+    """For each value, the number of higher ones after rounding to `digits`.
 
     >>> ahead_of([1.0, 3.0, None, 2.999])
     [2, 0, None, 0]
@@ -155,18 +170,21 @@ def ahead_of(values: Sequence[float | None], digits: int = 2) -> list[int | None
 
 
 def comparison_grid(titles: Mapping[str, str], outcomes: Outcomes, caption: str) -> Grid:
-    """The table of a comparison, the best of each accuracy marked."""
-    found = ordered(outcomes)
+    """The table of a comparison, with the best of each accuracy marked."""
+    found = by_accuracy(outcomes)
     columns = []
     for of_run in ACCURACIES.values():
         values = [[of_run(run) for run in runs] for runs in found.values()]
         ahead = ahead_of([100 * float(np.mean(own)) if own else None for own in values], digits=1)
-        entries = [Entry(percent(own).removesuffix(" %") if own else DASH) for own in values]
-        best: Mark = "best" if any(ahead) else ""  # where all are alike, none is marked
+        entries = [Entry(mean_percent(own).removesuffix(" %") if own else DASH) for own in values]
+        best: Mark = "best" if any(ahead) else ""  # no mark if all are equal
         columns.append([replace(e, mark=best if place == 0 else "") for e, place in zip(entries, ahead, strict=True)])
-    for words in zip(*(costs(runs) for runs in found.values()), strict=True):
+    for words in zip(*(cost_cells(runs) for runs in found.values()), strict=True):
         columns.append([Entry(word) for word in words])
-    header = [(name + (" (%)" if name in ACCURACIES else ""), 1) for name in COLUMNS[1:]]
+    header = [(name + (" (%)" if name in ACCURACIES else ""), 1) for name in COMPARISON_COLUMNS[1:]]
     rows = [(titles[name], [column[place] for column in columns]) for place, name in enumerate(found)]
-    notes = ["Best accuracy of a column bold; ± is the sample standard deviation over seeds, where there are several.", MEANING]
-    return Grid(caption, COLUMNS[0], [header], [rows], notes)
+    notes = [
+        "Best accuracy of a column bold; ± is the sample standard deviation over seeds, where there are several.",
+        COLUMN_NOTE,
+    ]
+    return Grid(caption, COMPARISON_COLUMNS[0], [header], [rows], notes)

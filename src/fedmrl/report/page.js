@@ -1,4 +1,4 @@
-// The page of runs: draws its charts and the table of clients, and again when another way to count is chosen.
+// The report: draws the charts and the table of clients, and redraws them when another protocol is chosen.
 const hidden = new Set();
 if (data.charts.fair.lines.length > 1) legend(byId("curves"), data.charts.fair.lines, hidden, () => curves.redraw());
 const curves = lineChart(byId("curves"), hidden);
@@ -33,7 +33,7 @@ function showDifferences({ gains, members, columns }, accuracy) {
     differenceChart(inner, chart, words);
   }
 
-  // The same method twice makes no pair: the other place then takes what this one had.
+  // Choosing the same method twice swaps the two.
   const choose = (which) => (place) => {
     if (pair[1 - which] === place) pair[1 - which] = pair[which];
     pair[which] = place;

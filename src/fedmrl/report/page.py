@@ -1,4 +1,4 @@
-"""The page of runs: what it says of them, and the data that its script draws."""
+"""The report: an HTML page about finished runs, with its sentences and the data of its charts."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -11,56 +11,56 @@ import numpy as np
 from fedmrl.errors import UserError
 from fedmrl.files import write_whole
 from fedmrl.report import tables
-from fedmrl.report.charts import MOST_IN_HEAT_MAP, accuracy_chart, difference_chart, heat_map
-from fedmrl.report.looks import Look, Shown, looks_of
-from fedmrl.report.rendering import PROTOCOL_LABELS, WITH, render
+from fedmrl.report.charts import MAX_HEAT_MAP_CLIENTS, accuracy_chart, difference_chart, heat_map
+from fedmrl.report.rendering import MODEL_PHRASES, PROTOCOL_LABELS, render
 from fedmrl.report.runs import Series, differing, find_runs, make_series
-from fedmrl.report.tables import DASH, NO_BREAK, percentage, seeds_said
+from fedmrl.report.styles import Style, StyleKey, choose_styles
+from fedmrl.report.tables import DASH, NO_BREAK, format_seeds, percentage
 from fedmrl.results import PROTOCOLS, ClientResult, Protocol, RunResult, counted
 
 CONTENTS: Mapping[str, str] = {
     "curves": "Accuracy over the rounds",
     "clients": "Client by client",
-    "split": "Who has what",
-    "cost": "What it cost",
+    "split": "Split of the data",
+    "cost": "Cost",
     "modes": "Ways to predict",
     "recipe": "The exact recipe",
-    "glossary": "What the words mean",
+    "glossary": "Glossary",
 }
-OF_ALL: Sequence[Protocol] = ("fair", "own")
-"""The protocols that say how each client does at the end."""
-FEW = 100  # test samples of a client, of which one is a point of its accuracy or more
-MOST_NAMED = 10  # classes of a client that a table's cell can name
-MOST_ROWS = 500  # of a table, shown at once
+ALL_CLIENT_PROTOCOLS: Sequence[Protocol] = ("fair", "own")
+"""The protocols that evaluate every client after the last round."""
+FEW_TEST_SAMPLES = 100  # test samples, below which one sample is more than a point of accuracy
+MAX_NAMED_CLASSES = 10  # classes of a client that fit into a table's cell
+MAX_ROWS = 500  # rows of a table that are shown at once
 OLD_SPLIT = (
-    "These runs do not say how many samples of each class their clients have: they were made by an older version. "
-    "Run them again to see it here."
+    "An older version made these runs and did not record how many samples of each class their clients have. "
+    "Repeat the runs to see that here."
 )
 
 
 def write_page(paths: Sequence[Path], out: Path | None = None) -> Path:
-    """Write the page of the finished runs in these folders; into the folder, if it is one, or where it is run from."""
+    """Writes the report of these folders' runs to `out` (default: report.html in the only folder, or the working directory)."""
     target = out or (paths[0] if len(paths) == 1 else Path()) / "report.html"
     if target.suffix not in (".html", ".htm"):
         raise UserError(f"--out is {target}; name an .html file")
     runs, left_out = find_runs(paths)
     text = page(make_series(runs), left_out)
     if target.is_dir() or not target.parent.is_dir():
-        raise UserError(f"--out: {target} cannot be written; name a file in a folder that there is")
+        raise UserError(f"--out: {target} cannot be written; name a file in an existing folder")
     write_whole(target, text)
     return target
 
 
 def page(series: Sequence[Series], left_out: Sequence[str] = ()) -> str:
-    """The page, whole."""
+    """The report as HTML."""
     shown = page_data(series, left_out)
     return render("page", shown, {name: shown[name] for name in ("charts", "federations")})
 
 
 def page_data(series: Sequence[Series], left_out: Sequence[str] = ()) -> dict[str, Any]:
-    """All that the page shows, the most accurate series first."""
+    """The data of the page, with the most accurate series first."""
     ranked = sorted(series, key=lambda one: -_mean(one, "fair"))
-    looks = looks_of([Shown(one.first.method, one.name, one.first.colour) for one in ranked])
+    styles = choose_styles([StyleKey(one.first.method, one.name, one.first.colour) for one in ranked])
     several = any(len(one.runs) > 1 for one in ranked)
     totals = [_totals(one) for one in ranked]
     rings = {"paper": f" A ring marks {'each seed’s best round' if several else 'it'}."}
@@ -71,18 +71,18 @@ def page_data(series: Sequence[Series], left_out: Sequence[str] = ()) -> dict[st
         "facts": _facts(ranked),
         "notes": [*_notes(ranked), *_disagreement(ranked), *(f"Left out: {sentence}." for sentence in left_out)],
         "answers": {protocol: _answer(ranked, protocol) for protocol in PROTOCOLS},
-        "curves_say": {p: words["says"] + rings.get(p, "") + band for p, words in PROTOCOL_LABELS.items()},
+        "curves_say": {p: words["description"] + rings.get(p, "") + band for p, words in PROTOCOL_LABELS.items()},
         "charts": {
             protocol: accuracy_chart(
-                [(one.name, look, one.runs) for one, look in zip(ranked, looks, strict=True)], protocol
+                [(one.name, style, one.runs) for one, style in zip(ranked, styles, strict=True)], protocol
             ).on_page()
             for protocol in PROTOCOLS
         },
         "series": [
-            {"name": one.name, "look": look.on_page, "seeds": one.seeds, "modes": _modes(one)}
-            for one, look in zip(ranked, looks, strict=True)
+            {"name": one.name, "style": style.on_page, "seeds": one.seeds, "modes": _modes(one)}
+            for one, style in zip(ranked, styles, strict=True)
         ],
-        "federations": _federations(ranked, looks),
+        "federations": _federations(ranked, styles),
         "totals": totals,
         "most_bytes": max(1.0, *(row["bytes"] for row in totals)),
         "most_flops": max(1.0, *(row["flops"] for row in totals)),
@@ -94,7 +94,7 @@ def page_data(series: Sequence[Series], left_out: Sequence[str] = ()) -> dict[st
 
 
 def _facts(series: Sequence[Series]) -> str:
-    """The setting in a few words, as far as all have the same."""
+    """The settings that all runs share, in a few words."""
     settings = series[0].first.settings
     apart = differing([one.first.settings for one in series])
     share = settings.get("participation", 1.0)
@@ -106,31 +106,31 @@ def _facts(series: Sequence[Series]) -> str:
     }
     seeds = [seed for one in series for seed in one.seeds]
     words = [str(word) for key, word in said.items() if word and key not in apart]
-    return " · ".join([*words, seeds_said(seeds)])
+    return " · ".join([*words, format_seeds(seeds)])
 
 
 def _notes(series: Sequence[Series]) -> list[str]:
-    """What a reader must know before comparing."""
+    """What a reader must know before comparing the series."""
     notes = []
     firsts = [one.first for one in series]
     if apart := [key for key in differing([run.settings for run in firsts]) if not key.startswith("method.")]:
         said = "; ".join(
             f"{key}: {', '.join(dict.fromkeys(str(r.settings.get(key, 'not set')) for r in firsts))}" for key in apart
         )
-        notes.append(f"These runs differ in more than the method, so who is ahead may be due to that. {said}.")
+        notes.append(f"These runs differ in more than the method, which may explain a lead. {said}.")
     if len({tuple(one.seeds) for one in series}) > 1:
         said = "; ".join(f"{one.name}: {', '.join(map(str, one.seeds))}" for one in series)
-        notes.append(f"Not every method was run with the same seeds. {said}.")
+        notes.append(f"The methods were run with different seeds. {said}.")
     return notes
 
 
 def _disagreement(series: Sequence[Series]) -> list[str]:
-    """A sentence, if it depends on whose copies count who is first."""
-    first = {protocol: max(series, key=lambda one: _mean(one, protocol)) for protocol in OF_ALL}
+    """A sentence if the fair protocol and own copies disagree about the first place."""
+    first = {protocol: max(series, key=lambda one: _mean(one, protocol)) for protocol in ALL_CLIENT_PROTOCOLS}
     fair, own = first["fair"], first["own"]
-    if fair is own or any(_level(fair, own, protocol) for protocol in OF_ALL):
+    if fair is own or any(_level(fair, own, protocol) for protocol in ALL_CLIENT_PROTOCOLS):
         return []
-    return [f"Who is first depends on what counts: {fair.name} by the fair count, {own.name} with clients’ own copies."]
+    return [f"The first place depends on the count: {fair.name} by the fair one, {own.name} with clients’ own copies."]
 
 
 def _mean(one: Series, protocol: Protocol) -> float:
@@ -138,7 +138,7 @@ def _mean(one: Series, protocol: Protocol) -> float:
 
 
 def _answer(series: Sequence[Series], protocol: Protocol) -> dict[str, Any]:
-    """What came out, as a title, a sentence and cards."""
+    """The headline, its explanation, and a card for each series."""
     order = sorted(series, key=lambda one: -_mean(one, protocol))
     title, lead = _alone(order[0], protocol) if len(order) == 1 else _won(order, protocol)
     cards = _cards_of_one(order[0], protocol) if len(order) == 1 else [_card(one, series.index(one), protocol) for one in order]
@@ -149,11 +149,11 @@ def _alone(one: Series, protocol: Protocol) -> tuple[str, str]:
     reached = percent(_mean(one, protocol))
     if protocol != "paper":
         title = f"{one.name} reached {reached}"
-        where = f"Mean over {_everyone(one)}, each on test samples of its own{_with_own(protocol)}."
+        where = f"Mean over {_everyone(one)}, each on its own test samples{_with_own(protocol)}."
     else:
         title = f"{one.name} reached {reached} in its best round"
         best = _best_rounds(one)
-        where = f"Mean over the clients of {best}, each on test samples of its own with the model it had just trained."
+        where = f"Mean over the clients of {best}, each on its own test samples with the model it had just trained."
     spread = f" Over {len(one.runs)} seeds it ranges from {_range(one, protocol)}." if len(one.runs) > 1 else ""
     return (
         title,
@@ -162,7 +162,7 @@ def _alone(one: Series, protocol: Protocol) -> tuple[str, str]:
 
 
 def _everyone(one: Series) -> str:
-    """Whose mean the fair protocol takes."""
+    """The clients over which the fair protocol takes the mean."""
     first, idle = one.first, sorted({run.idle for run in one.runs})
     never = f", {' to '.join(map(str, dict.fromkeys((idle[0], idle[-1]))))} of whom never took part" if idle[-1] else ""
     return f"all {_number_of(len(first.clients), 'client')} after {_number_of(first.rounds, 'round')}{never}"
@@ -173,7 +173,7 @@ def _with_own(protocol: Protocol) -> str:
 
 
 def _won(order: Sequence[Series], protocol: Protocol) -> tuple[str, str]:
-    """Who is first and by how much, or who share the first place."""
+    """The headline of several series: who is first and by how much, or who is level."""
     winner, second = order[0], order[1]
     level = list(takewhile(lambda one: _level(winner, one, protocol), order[1:]))
     wins, common = _wins(winner, second, protocol)
@@ -181,7 +181,7 @@ def _won(order: Sequence[Series], protocol: Protocol) -> tuple[str, str]:
     mostly = ", on average" if wins < common else ""
     ours, theirs = percent(_mean(winner, protocol)), percent(_mean(second, protocol))
     said = f"{winner.name} is right on {ours} of a client’s test samples and {second.name} on {theirs}"
-    first = listed([one.name for one in (winner, *level)])
+    first = join_words([one.name for one in (winner, *level)])
     alike = level and all(percent(_mean(one, protocol)) == ours for one in level)
     limit = "" if alike else f", as far as {common} seeds can say"
     if protocol != "paper":
@@ -200,34 +200,34 @@ def _won(order: Sequence[Series], protocol: Protocol) -> tuple[str, str]:
 
 
 def _certain(wins: int, common: int) -> str:
-    """How far seeds bear out who is first."""
+    """How many seeds agree on the winner."""
     if common == 0:
-        return "They share no seed, and another may rank them otherwise."
+        return "They have no seed in common; with others, the order may change."
     if common == 1:
-        return "That is one seed; another may rank them otherwise."
-    return f"It is ahead with {wins} of {common} seeds."
+        return "This is a single seed; with another, the order may change."
+    return f"It is ahead in {wins} of {common} seeds."
 
 
 def _level(one: Series, other: Series, protocol: Protocol) -> bool:
-    """Whether two print alike, or differ by less than their seeds do."""
+    """Whether two series print the same accuracy, or their difference may be chance (`tables.is_undecided`)."""
     same = percent(_mean(one, protocol)) == percent(_mean(other, protocol))
-    return same or tables.undecided(_leads(one, other, protocol))
+    return same or tables.is_undecided(_leads(one, other, protocol))
 
 
 def _leads(one: Series, other: Series, protocol: Protocol) -> list[float]:
-    """How far one is ahead of another, with each seed that both have."""
+    """The lead of one series over another in each seed that both have."""
     theirs = {run.seed: run.headline(protocol) for run in other.runs}
     return [run.headline(protocol) - theirs[run.seed] for run in one.runs if run.seed in theirs]
 
 
 def _wins(winner: Series, second: Series, protocol: Protocol) -> tuple[int, int]:
-    """With how many of the seeds that both have the winner is ahead."""
+    """The number of common seeds in which the winner is ahead, and the number of common seeds."""
     leads = _leads(winner, second, protocol)
     return sum(lead > 0 for lead in leads), len(leads)
 
 
 def _beside(value: float, other: float, unit: str) -> str:
-    """Another's amount, and how it compares.
+    """An amount, and its ratio to another.
 
     >>> _beside(3e6, 2e6, "B"), _beside(2e3, 2e6, "B"), _beside(0, 5, "B")
     ('3\\xa0MB, 1.5 times as much', '2\\xa0kB, 1000 times less', '0\\xa0B')
@@ -276,18 +276,18 @@ def _range(one: Series, protocol: Protocol) -> str:
 
 
 def _worst(one: Series, protocol: Protocol) -> float:
-    """The lowest of those over whom the mean is taken: all clients, mean over seeds."""
+    """The lowest accuracy of any client, mean over seeds."""
     return float(np.mean([min(run.of_clients(protocol)) for run in one.runs]))
 
 
 def _worst_title(one: Series, protocol: Protocol) -> str:
-    """Says so where it is one that never took part: its own model is untrained, whatever the method."""
+    """The label of the worst client; it says if that client never took part, since its own model is then untrained."""
     lowest = [(run.clients, int(np.argmin(run.of_clients(protocol)))) for run in one.runs]
     return "worst client" + ("" if all(clients[place].rounds for clients, place in lowest) else " (never took part)")
 
 
 def _sent(one: Series, ways: Sequence[str] = ("up", "down"), what: str = "bytes") -> float:
-    """What a client sent and received in all, mean over clients and seeds."""
+    """A client's total communication, mean over clients and seeds."""
 
     def of_run(run: RunResult) -> float:
         return float(sum(getattr(getattr(run.communication, way), what) for way in ways)) / len(run.clients)
@@ -301,12 +301,12 @@ def _flops(one: Series) -> float:
 
 def _modes_say(series: Sequence[Series]) -> str:
     views = {view for one in series for view, _ in one.first.inference.items()}
-    said = "All clients at the end, by each way that a method can predict. In bold: the way that counts above."
-    return said + (f" Solid: {WITH['fair']}; hatched: with the copy that the client itself has." if len(views) > 1 else "")
+    said = "Accuracy of all clients at the end, for each way that a method can predict. Bold: the way that counts above."
+    return said + (f" Solid: {MODEL_PHRASES['fair']}; hatched: with the client’s own copy." if len(views) > 1 else "")
 
 
 def _modes(one: Series) -> list[dict[str, Any]]:
-    """Each way to predict, with a bar by view, mean over seeds."""
+    """Each way to predict, with a bar for each view; means over seeds."""
     first = one.first
     views = [view for view, _ in reversed(first.inference.items())]
 
@@ -321,13 +321,13 @@ def _modes(one: Series) -> list[dict[str, Any]]:
     ]
 
 
-def _federations(series: Sequence[Series], looks: Sequence[Look]) -> list[dict[str, Any]]:
-    """Clients by split: only those that have the same samples can be compared one by one."""
+def _federations(series: Sequence[Series], styles: Sequence[Style]) -> list[dict[str, Any]]:
+    """The clients of each split: only clients with the same samples can be compared one by one."""
     digests = {run.split_sha256: run.seed for one in reversed(series) for run in reversed(one.runs)}
-    return [_federation(series, looks, digest, len(digests)) for digest in sorted(digests, key=lambda digest: digests[digest])]
+    return [_federation(series, styles, digest, len(digests)) for digest in sorted(digests, key=lambda digest: digests[digest])]
 
 
-def _federation(series: Sequence[Series], looks: Sequence[Look], digest: str, splits: int) -> dict[str, Any]:
+def _federation(series: Sequence[Series], styles: Sequence[Style], digest: str, splits: int) -> dict[str, Any]:
     members = {place: [run for run in one.runs if run.split_sha256 == digest] for place, one in enumerate(series)}
     members = {place: own for place, own in members.items() if own}
     runs = [run for own in members.values() for run in own]
@@ -336,26 +336,27 @@ def _federation(series: Sequence[Series], looks: Sequence[Look], digest: str, sp
     took_part = [own[0] for own in rounds] if all(len(set(own)) == 1 for own in rounds) else None
     split = next((heat_map(run.split, run.class_names) for run in runs if run.split and run.class_names), None)
     accuracy = {
-        p: {place: np.mean([run.of_clients(p) for run in own], axis=0) for place, own in members.items()} for p in OF_ALL
+        p: {place: np.mean([run.of_clients(p) for run in own], axis=0) for place, own in members.items()}
+        for p in ALL_CLIENT_PROTOCOLS
     }
 
     def gain(protocol: Protocol, first: int, second: int) -> dict[str, Any]:
         a, b = series[first].name, series[second].name
         points = 100 * (accuracy[protocol][first] - accuracy[protocol][second])
-        chart = difference_chart(a, b, looks[first], looks[second], points)
+        chart = difference_chart(a, b, styles[first], styles[second], points)
         gained, lost, tied = chart.counts
-        said = f" with {a} over {b}: {gained:,} of {len(points):,} do better, {lost:,} worse, {tied:,} the same."
+        said = f" with {a} over {b}: {gained:,} of {len(points):,} are better, {lost:,} worse, {tied:,} the same."
         return {**chart.on_page(), "share": f"{100 * gained / len(points):.0f}{NO_BREAK}% of the clients gain", "says": said}
 
     return {
-        "label": seeds_said(run.seed for run in runs),
-        "says": {protocol: _clients_say(protocol, everyone, took_part, splits) for protocol in OF_ALL},
+        "label": format_seeds(run.seed for run in runs),
+        "says": {protocol: _clients_say(protocol, everyone, took_part, splits) for protocol in ALL_CLIENT_PROTOCOLS},
         "members": {place: series[place].name for place in members},
         "columns": _columns(everyone, took_part),
         "accuracy": {
             protocol: [
                 {
-                    "title": series[place].name, "number": True, "look": looks[place].on_page,
+                    "title": series[place].name, "number": True, "style": styles[place].on_page,
                     "values": np.round(values, 5).tolist(), "labels": [percent(value) for value in values],
                 }
                 for place, values in of.items()
@@ -364,7 +365,7 @@ def _federation(series: Sequence[Series], looks: Sequence[Look], digest: str, sp
         },
         "hint": table_hint(len(everyone)),
         "gains": {
-            protocol: {f"{a}-{b}": gain(protocol, a, b) for a in members for b in members if a != b} for protocol in OF_ALL
+            p: {f"{a}-{b}": gain(p, a, b) for a in members for b in members if a != b} for p in ALL_CLIENT_PROTOCOLS
         },
         "split": split.on_page() if split else None,
         "splitSays": _split_says(len(everyone)) if split else OLD_SPLIT,
@@ -372,7 +373,7 @@ def _federation(series: Sequence[Series], looks: Sequence[Look], digest: str, sp
 
 
 def _columns(everyone: Sequence[Sequence[ClientResult]], took_part: Sequence[int] | None) -> list[dict[str, Any]]:
-    """What is known of each client, for a table; its accuracies come after the first column."""
+    """The table's columns for each client, without the accuracies, which come after the first column."""
     classes = [same[0].classes.split() for same in everyone]
     rounds = {
         "title": "took part", "number": True, "values": took_part,
@@ -383,7 +384,7 @@ def _columns(everyone: Sequence[Sequence[ClientResult]], took_part: Sequence[int
         {"title": "model", "values": [" / ".join(dict.fromkeys(client.model for client in same)) for same in everyone]},
         {
             "title": "classes", "values": [len(own) for own in classes],
-            "labels": [", ".join(own) if len(own) <= MOST_NAMED else f"{len(own)} classes" for own in classes],
+            "labels": [", ".join(own) if len(own) <= MAX_NAMED_CLASSES else f"{len(own)} classes" for own in classes],
         },
         {"title": "train samples", "number": True, "values": [same[0].train_samples for same in everyone]},
         {"title": "test samples", "number": True, "values": [same[0].test_samples for same in everyone]},
@@ -392,13 +393,13 @@ def _columns(everyone: Sequence[Sequence[ClientResult]], took_part: Sequence[int
 
 
 def table_hint(rows: int) -> str:
-    """What stands below a table that can be sorted.
+    """The hint below a sortable table.
 
     >>> table_hint(1200)
-    'The first 500 of 1,200 in this order; sort by a column to see others.'
+    'The first 500 of 1,200 rows; sort by another column to see others.'
     """
-    if rows > MOST_ROWS:
-        return f"The first {MOST_ROWS} of {rows:,} in this order; sort by a column to see others."
+    if rows > MAX_ROWS:
+        return f"The first {MAX_ROWS} of {rows:,} rows; sort by another column to see others."
     return f"{rows} rows. Press a column’s title to sort by it."
 
 
@@ -407,38 +408,38 @@ def _clients_say(
 ) -> str:
     idle = sum(not rounds for rounds in took_part or ())
     said = [
-        f"Each client’s accuracy at the end of the run, on its own test samples, {WITH[protocol]}.",
+        f"Each client’s accuracy at the end of the run, on its own test samples, {MODEL_PHRASES[protocol]}.",
         sample_worth([same[0].test_samples for same in everyone]),
-        f"Clients that never took part ({idle:,} of {len(everyone):,}) have untrained models of their own: only what they get "
-        "from the server has learned anything."
+        f"Clients that never took part ({idle:,} of {len(everyone):,}) still have their initial models: only what the "
+        "server sends them is trained."
         if idle
         else "",
-        "Each seed deals the samples anew, so clients are compared within one seed." if splits > 1 else "",
+        "Each seed has its own split, so clients are compared within one seed." if splits > 1 else "",
     ]
     return " ".join(filter(None, said))
 
 
 def _split_says(clients: int) -> str:
-    cut = f"; the first {MOST_IN_HEAT_MAP} of {clients:,} clients" if clients > MOST_IN_HEAT_MAP else ""
+    cut = f"; the first {MAX_HEAT_MAP_CLIENTS} of {clients:,} clients" if clients > MAX_HEAT_MAP_CLIENTS else ""
     return f"Training samples by class (row) and client (column){cut}."
 
 
 def sample_worth(test_samples: Sequence[int]) -> str:
-    """What one test sample is of a client's accuracy, where clients have so few that it shows.
+    """A sentence on how much one test sample counts, if clients have few of them.
 
     >>> sample_worth([6, 8]), sample_worth([500])
-    ('A client has 7 test samples on average: one of them is 14\\xa0points of its accuracy.', '')
+    ('A client has 7 test samples on average, so one sample is worth 14\\xa0points of its accuracy.', '')
     """
     mean = float(np.mean(test_samples))
-    if not 0 < mean <= FEW:
+    if not 0 < mean <= FEW_TEST_SAMPLES:
         return ""
     own = "1 test sample" if f"{mean:.0f}" == "1" else f"{mean:.0f} test samples"
     worth = "1 point" if f"{100 / mean:.0f}" == "1" else f"{100 / mean:.0f} points"
-    return f"A client has {own} on average: one of them is {worth.replace(' ', NO_BREAK)} of its accuracy."
+    return f"A client has {own} on average, so one sample is worth {worth.replace(' ', NO_BREAK)} of its accuracy."
 
 
 def _totals(one: Series) -> dict[str, Any]:
-    """What a client spent in all rounds: bytes and FLOPs as numbers for the bars, and everything as words."""
+    """A client's total cost: bytes and FLOPs as numbers for the bars, and all amounts as text."""
     sent, flops = _sent(one), _flops(one)
     return {
         "bytes": sent,
@@ -450,13 +451,13 @@ def _totals(one: Series) -> dict[str, Any]:
             "bytes": amount(sent, "B"),
             "parameters": amount(_sent(one, what="parameters"), ""),
             "flops": amount(flops, "FLOP"),
-            "time": tables.time_said(float(np.mean([run.seconds_of_seed for run in one.runs]))),
+            "time": tables.format_time(float(np.mean([run.seconds_of_seed for run in one.runs]))),
         },
     }
 
 
 def _targets(series: Sequence[Series], protocol: Protocol) -> list[dict[str, Any]]:
-    """For each target a row of words for each series."""
+    """For each target, a row of texts for each series."""
     wanted = sorted({cost.target for one in series for run in one.runs for cost in run.targets})
     rows = {target: [_target(one, target, protocol) for one in series] for target in wanted}
     return [{"target": f"{100 * target:g} %", "rows": of, "reached": any(of)} for target, of in rows.items()]
@@ -467,7 +468,7 @@ def _highest(one: Series, protocol: Protocol) -> float:
 
 
 def _target(one: Series, target: float, protocol: Protocol) -> list[str] | None:
-    """Rounds, parameters and FLOPs, means over the seeds that reached it; nothing if none did."""
+    """Rounds, parameters and FLOPs as means over the seeds that reached the target; None if none did."""
     costs = [
         cost
         for run in one.runs
@@ -507,17 +508,17 @@ def _recipe(one: Series) -> dict[str, Any]:
     }
 
 
-def listed(words: Sequence[str]) -> str:
-    """Words in a row.
+def join_words(words: Sequence[str]) -> str:
+    """Joins words with commas and a final "and".
 
-    >>> listed(["FD", "FML", "FedKD"]), listed(["FD"])
+    >>> join_words(["FD", "FML", "FedKD"]), join_words(["FD"])
     ('FD, FML and FedKD', 'FD')
     """
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def percent(share: float) -> str:
-    """A share in percent.
+    """A share as a percentage.
 
     >>> percent(0.4567)
     '45.7\\xa0%'
@@ -526,7 +527,7 @@ def percent(share: float) -> str:
 
 
 def amount(value: float, unit: str) -> str:
-    """A number with a prefix and a unit, never apart at the end of a line."""
+    """A number with a prefix and a unit, joined by a no-break space."""
     return tables.amount(value, unit).strip().replace(" ", NO_BREAK)
 
 

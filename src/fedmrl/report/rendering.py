@@ -1,4 +1,4 @@
-"""Rendering: an HTML page from Jinja templates and data, in one file that needs nothing but a browser."""
+"""Rendering of self-contained HTML pages from Jinja templates and data."""
 
 import json
 from collections.abc import Mapping
@@ -8,34 +8,34 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from fedmrl import __version__
-from fedmrl.report.looks import SHAPES
+from fedmrl.report.styles import MARKER_PATHS
 from fedmrl.results import Protocol
 
 PROTOCOL_LABELS: Mapping[Protocol, Mapping[str, str]] = {
     "fair": {
         "label": "Fair: all clients",
-        "says": "Every client, with the latest the server has; the last round counts. Nothing is picked by its result.",
+        "description": "Every client, with the server’s latest shared part; the last round counts.",
     },
     "own": {
         "label": "Own copies",
-        "says": "Every client, with the copy of the shared part that it trained last; the last round counts.",
+        "description": "Every client, with the copy of the shared part that it trained last; the last round counts.",
     },
     "paper": {
         "label": "Paper: best round",
-        "says": "Only the clients of the round, each with the model it has just trained; the best round counts, not the last.",
+        "description": "Only the round’s clients, each with the model it has just trained; the best round counts.",
     },
 }
-"""The protocols as a page's switch has them."""
+"""Label and description of each protocol in the page's switch."""
 
-WITH: Mapping[Protocol, str] = {
-    "fair": "with the latest the server has",
+MODEL_PHRASES: Mapping[Protocol, str] = {
+    "fair": "with the server’s latest shared part",
     "own": "with the copy of the shared part that it trained last",
 }
-"""Whose models count where all clients are looked at."""
+"""Which copy of the shared part all clients are evaluated with."""
 
 
 def render(name: str, page: Mapping[str, Any], data: Mapping[str, Any], package: str = "fedmrl.report") -> str:
-    """The page of the template `name`.html: the template gets `page`, and the script `name`.js gets `data`."""
+    """Renders the template `name`.html with the values of `page`; its script `name`.js gets `data`."""
     loader = ChoiceLoader([PackageLoader(package, "."), PackageLoader("fedmrl.report", ".")])
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -44,15 +44,15 @@ def render(name: str, page: Mapping[str, Any], data: Mapping[str, Any], package:
     def source(file: str) -> Markup:
         return Markup(loader.get_source(environment, file)[0])
 
-    common = {"version": __version__, "protocols": PROTOCOL_LABELS, "with": WITH, "shapes": SHAPES}
+    common = {"version": __version__, "protocols": PROTOCOL_LABELS, "with": MODEL_PHRASES, "marker_paths": MARKER_PATHS}
     scripts = Markup("\n").join([source("charts.js"), source(f"{name}.js")])
-    parts = {"style": source("page.css"), "script": scripts, "data": Markup(embedded({**data, "shapes": SHAPES}))}
+    parts = {"style": source("page.css"), "script": scripts, "data": Markup(embedded({**data, "marker_paths": MARKER_PATHS}))}
     text = environment.get_template(f"{name}.html").render({**common, **page, **parts})
-    return text.encode("utf-8", "replace").decode("utf-8")  # a file's name can hold bytes that are no text
+    return text.encode("utf-8", "replace").decode("utf-8")  # a file's name may not be valid Unicode
 
 
 def embedded(data: Any) -> str:
-    """JSON that can stand in a script element: no text in it can end the element, or begin another.
+    """JSON for a script element, escaped so that no text in it can end the element.
 
     >>> embedded("</script><!--")
     '"\\\\u003c/script\\\\u003e\\\\u003c!--"'

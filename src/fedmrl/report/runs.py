@@ -1,4 +1,4 @@
-"""Finished runs in folders, and the series they make: a method in a setting, over its seeds."""
+"""Finished runs, read from folders and grouped into series: one method in one setting, over its seeds."""
 
 import re
 import shlex
@@ -9,30 +9,30 @@ from typing import Any
 
 from fedmrl.errors import UserError
 from fedmrl.methods import METHODS
-from fedmrl.report.tables import seeds_said
+from fedmrl.report.tables import format_seeds
 from fedmrl.results import DivergedRun, RunResult, ended, read_outcome
 
 
 @dataclass(frozen=True)
 class Series:
-    """Runs that differ in their seed only, in the order of their seeds."""
+    """Runs that differ only in their seed, ordered by it."""
 
     name: str
     runs: Sequence[RunResult]
 
     @property
     def first(self) -> RunResult:
-        """Stands for all in what does not depend on the seed."""
+        """The first run, for whatever does not depend on the seed."""
         return self.runs[0]
 
     @property
     def seeds(self) -> list[int]:
-        """The seeds there are."""
+        """The seeds of the runs."""
         return [run.seed for run in self.runs]
 
 
 def find_runs(paths: Sequence[Path]) -> tuple[list[RunResult], list[str]]:
-    """The finished runs in these folders or right below them, and a sentence for each that is left out."""
+    """Reads the finished runs in these folders and their subfolders; the second list explains each run that is left out."""
     runs: dict[Path, RunResult] = {}
     left_out: list[str] = []
     for path in paths:
@@ -55,7 +55,7 @@ def find_runs(paths: Sequence[Path]) -> tuple[list[RunResult], list[str]]:
 def _folders(path: Path) -> list[Path]:
     if not path.is_dir():
         is_what = "is a file" if path.exists() else "does not exist"
-        raise UserError(f"{path} {is_what}; name the folder of a run, of 'fedmrl run --seeds' or of 'fedmrl compare'")
+        raise UserError(f"{path} {is_what}; name a folder that 'fedmrl run' or 'fedmrl compare' wrote")
     if (path / "config.toml").is_file():
         return [path]
     below = sorted((child for child in path.iterdir() if (child / "config.toml").is_file()), key=lambda child: child.name)
@@ -67,16 +67,16 @@ def _folders(path: Path) -> list[Path]:
 def _without_result(folder: Path, outcome: DivergedRun | None) -> str:
     if outcome is not None:
         return f"{folder} diverged, so it has no result: {outcome.diverged.reason}"
-    return f"{folder} is not finished; go on with it by 'fedmrl run {shlex.quote(str(folder))} --resume'"
+    return f"{folder} is not finished; resume it with 'fedmrl run {shlex.quote(str(folder))} --resume'"
 
 
 def title_of(run: RunResult) -> str:
-    """The method's name for people."""
+    """The method's title."""
     return run.title or (METHODS[run.method].title if run.method in METHODS else run.method)
 
 
 def make_series(runs: Iterable[RunResult]) -> list[Series]:
-    """Runs that differ in their seed only become one series; a seed that is there already begins another."""
+    """Groups runs that differ only in their seed; a repeated seed starts another series."""
     groups: list[list[RunResult]] = []
     for run in runs:
         for group in groups:
@@ -91,13 +91,14 @@ def make_series(runs: Iterable[RunResult]) -> list[Series]:
 
 
 def _names(firsts: Sequence[RunResult]) -> list[str]:
-    unnamed = [re.sub(r"-seed-\d+$", "", run.folder.name) if run.folder else seeds_said([run.seed]) for run in firsts]
+    unnamed = [re.sub(r"-seed-\d+$", "", run.folder.name) if run.folder else format_seeds([run.seed]) for run in firsts]
     return names_apart([title_of(run) for run in firsts], [run.settings for run in firsts], unnamed)
 
 
 def names_apart(titles: Sequence[str], settings: Sequence[Mapping[str, Any]], otherwise: Sequence[str]) -> list[str]:
-    """A name for each series: its title; where several have the same, with the settings that set it apart, or what it is
-    called otherwise.
+    """A name for each series: its title, and if several share it, the settings in which they differ.
+
+    If the settings are the same or more than three differ, the name has the text from `otherwise` instead.
 
     >>> names_apart(["A", "B", "B"], [{}, {"method.d1": 4}, {"method.d1": 8}], ["", "", ""])
     ['A', 'B (d1 = 4)', 'B (d1 = 8)']
@@ -120,12 +121,12 @@ def _name(alike: Sequence[int], place: int, title: str, settings: Sequence[Mappi
 
 
 def _setting(settings: Mapping[str, Any], key: str) -> Any:
-    """A setting's value; of a file its name alone, since where it lies is nobody's business."""
+    """A setting's value; absolute paths are cut to the file's name, which keeps local paths out of a shared page."""
     value = settings.get(key, "not set")
     return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The keys in which these settings differ."""
+    """The keys whose values differ."""
     keys = sorted({key for one in settings for key in one})
     return [key for key in keys if len({repr(one.get(key)) for one in settings}) > 1]

@@ -1,4 +1,4 @@
-"""Tables of several methods side by side, for the terminal, Markdown and scripts."""
+"""Rows of the table that compares methods, and the formatting of numbers."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -9,45 +9,45 @@ import numpy as np
 from fedmrl.results import PROTOCOLS, SHORT, Outcome, RunResult
 
 Outcomes = Mapping[str, Sequence[Outcome]]
-"""How the runs of each method ended, one for each seed."""
+"""The outcomes of each method's runs, one for each seed."""
 
 ACCURACIES: Mapping[str, Callable[[RunResult], float]] = {
     **{SHORT[protocol]: partial(RunResult.headline, protocol=protocol) for protocol in PROTOCOLS},
     "worst client": attrgetter("worst_client"),
 }
-"""The columns in percent."""
-COLUMNS = ("method", *ACCURACIES, "sent", "compute", "time a seed")
+"""The columns of accuracies, in percent."""
+COMPARISON_COLUMNS = ("method", *ACCURACIES, "sent", "compute", "time a seed")
 DASH = "–"
 NO_BREAK = "\N{NO-BREAK SPACE}"
-MEANING = (
+COLUMN_NOTE = (
     "Accuracy of each client on its own test samples, mean over clients. "
     + "; ".join(f"{SHORT[protocol]}: {says}" for protocol, says in PROTOCOLS.items())
-    + ". Worst client: the lowest of all clients by fair, whether or not it took part. Sent, compute: one client's total up "
-    "and down and in training, on average."
+    + ". Worst client: the lowest accuracy of any client by the fair count, even if it never took part. Sent, compute: "
+    "a client's total over all rounds, mean over clients; sent includes what it received."
 )
-"""What the columns say."""
+"""An explanation of the columns."""
 
 
 def comparison_rows(titles: Mapping[str, str], outcomes: Outcomes) -> list[tuple[str, ...]]:
-    """A row for each method, the most accurate first; a method that diverged has dashes."""
+    """A row for each method, the most accurate first, with dashes for a method that diverged."""
     return [
         (
             titles[name],
-            *(percent([of_run(run) for run in runs]) if runs else DASH for of_run in ACCURACIES.values()),
-            *costs(runs),
+            *(mean_percent([of_run(run) for run in runs]) if runs else DASH for of_run in ACCURACIES.values()),
+            *cost_cells(runs),
         )
-        for name, runs in ordered(outcomes).items()
+        for name, runs in by_accuracy(outcomes).items()
     ]
 
 
-def ordered(outcomes: Outcomes) -> dict[str, list[RunResult]]:
-    """The results of each method, the most accurate first; none of one that diverged, which comes last."""
-    found = {name: finished(runs) for name, runs in outcomes.items()}
+def by_accuracy(outcomes: Outcomes) -> dict[str, list[RunResult]]:
+    """The results of each method, the most accurate first; methods that diverged come last, with an empty list."""
+    found = {name: finished_results(runs) for name, runs in outcomes.items()}
     return dict(sorted(found.items(), key=lambda item: -_mean(item[1], RunResult.headline) if item[1] else np.inf))
 
 
-def finished(runs: Sequence[Outcome]) -> list[RunResult]:
-    """The results, if every seed came to an end; else none."""
+def finished_results(runs: Sequence[Outcome]) -> list[RunResult]:
+    """The results, or an empty list if a seed diverged."""
     results = [run for run in runs if isinstance(run, RunResult)]
     return results if len(results) == len(runs) else []
 
@@ -64,18 +64,18 @@ def _mean(runs: Sequence[RunResult], what: Callable[[RunResult], float]) -> floa
     return float(np.mean([what(run) for run in runs]))
 
 
-def costs(runs: Sequence[RunResult]) -> tuple[str, str, str]:
-    """What a client sent and computed, and the time of a seed, on average; dashes without results."""
+def cost_cells(runs: Sequence[RunResult]) -> tuple[str, str, str]:
+    """The cells for bytes sent, compute, and time, as means over seeds; dashes without results."""
     if not runs:
         return (DASH, DASH, DASH)
     seconds = f"{_mean(runs, lambda run: run.seconds_of_seed):.1f} s"
     return amount(_mean(runs, _sent), "B"), amount(_mean(runs, _compute), "FLOP"), seconds
 
 
-def percent(values: Sequence[float]) -> str:
-    """A mean in percent, with the spread over seeds where there are several.
+def mean_percent(values: Sequence[float]) -> str:
+    """The mean in percent and, for several values, the sample standard deviation.
 
-    >>> percent([0.5]), percent([0.5, 0.6])
+    >>> mean_percent([0.5]), mean_percent([0.5, 0.6])
     ('50.0 %', '55.0 ± 7.1 %')
     """
     mean = 100 * float(np.mean(values))
@@ -83,7 +83,7 @@ def percent(values: Sequence[float]) -> str:
 
 
 def percentage(value: float) -> str:
-    """A number of percent, never apart from its sign at the end of a line.
+    """A percentage with a no-break space before the sign.
 
     >>> percentage(45.67)
     '45.7\\xa0%'
@@ -92,7 +92,7 @@ def percentage(value: float) -> str:
 
 
 def amount(value: float, unit: str) -> str:
-    """A number with a prefix that makes it short.
+    """A number with three digits and an SI prefix.
 
     >>> amount(0, "B"), amount(1_234_567, "B"), amount(2.5e12, "FLOP")
     ('0 B', '1.23 MB', '2.5 TFLOP')
@@ -104,7 +104,7 @@ def amount(value: float, unit: str) -> str:
 
 
 def count(value: float) -> str:
-    """A number as short as it can be read.
+    """A number with at most three digits.
 
     >>> count(59.6), count(0.25), count(2.5e6)
     ('60', '0.25', '2.5 M')
@@ -113,7 +113,7 @@ def count(value: float) -> str:
 
 
 def signed(value: float, digits: int = 2) -> str:
-    """A difference with its sign, a real minus.
+    """A difference with its sign, which is a true minus rather than a hyphen.
 
     >>> signed(1.5), signed(-0.25), signed(-0.001), signed(3.36, digits=1)
     ('+1.50', '−0.25', '0.00', '+3.4')
@@ -122,20 +122,20 @@ def signed(value: float, digits: int = 2) -> str:
     return f"{0:.{digits}f}" if float(text) == 0 else text.replace("-", "−")
 
 
-def undecided(differences: Sequence[float]) -> bool:
-    """Whether a lead, given seed by seed, may be chance: the seeds disagree who has it, and it is less than it varies by.
+def is_undecided(differences: Sequence[float]) -> bool:
+    """Whether a lead, given by seed, may be chance: seeds disagree about its sign, and its mean is below its deviation.
 
-    >>> undecided([4.0, -1.0]), undecided([4.0, 3.0, -0.1]), undecided([1.0, 9.0]), undecided([0.1])
+    >>> is_undecided([4.0, -1.0]), is_undecided([4.0, 3.0, -0.1]), is_undecided([1.0, 9.0]), is_undecided([0.1])
     (True, False, False, False)
     """
     agreed = all(one > 0 for one in differences) or all(one < 0 for one in differences)
     return len(differences) > 1 and not agreed and bool(abs(np.mean(differences)) <= np.std(differences, ddof=1))
 
 
-def time_said(seconds: float) -> str:
-    """A time that can be read at a glance.
+def format_time(seconds: float) -> str:
+    """A duration in its two largest units.
 
-    >>> time_said(4.21), time_said(200), time_said(9000)
+    >>> format_time(4.21), format_time(200), format_time(9000)
     ('4.2 s', '3 min 20 s', '2 h 30 min')
     """
     if seconds < 60:
@@ -144,10 +144,10 @@ def time_said(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def seeds_said(seeds: Iterable[int]) -> str:
-    """Seeds in words.
+def format_seeds(seeds: Iterable[int]) -> str:
+    """Formats a list of seeds.
 
-    >>> seeds_said([0]), seeds_said([2, 0])
+    >>> format_seeds([0]), format_seeds([2, 0])
     ('seed 0', 'seeds 0, 2')
     """
     every = sorted(set(seeds))

@@ -1,4 +1,4 @@
-"""Rounds as TensorBoard's scalars, for those who watch their runs there."""
+"""Writing of rounds as TensorBoard scalars."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from fedmrl.results import WHOSE, Record
 
 @contextmanager
 def writing(folder: Path) -> Iterator[Callable[[Record], None]]:
-    """Inside, what it gives writes each round's record that it is called with; the folder is made by the first of them."""
+    """Yields `on_round(record)`, which writes a record's scalars; the first call creates the folder."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
@@ -24,7 +24,7 @@ def writing(folder: Path) -> Iterator[Callable[[Record], None]]:
         raise UserError(f"--tensorboard: {folder} is a file; name a folder")
     above = next(parent for parent in [folder, *folder.absolute().parents] if parent.exists())
     if not os.access(above, os.W_OK):
-        raise UserError(f"--tensorboard: {folder} cannot be made; name another folder")
+        raise UserError(f"--tensorboard: {folder} cannot be created; name another folder")
     writer: Any = None
 
     def on_round(record: Record) -> None:
@@ -42,7 +42,7 @@ def writing(folder: Path) -> Iterator[Callable[[Record], None]]:
 
 
 def scalars(record: Record) -> Iterator[tuple[str, float]]:
-    """Names and values of a round: loss, accuracy by whose, view and mode, what was sent, FLOPs, seconds."""
+    """The names and values of a round: loss, accuracies, parameters and bytes sent, FLOPs, seconds."""
     if record.loss is not None:
         yield "loss", record.loss
     for whose in WHOSE:

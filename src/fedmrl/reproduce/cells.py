@@ -1,6 +1,6 @@
-"""Cells: one variant of a method in one setting with one seed, as a small JSON file that says all there is to know of it.
+"""Cells: the result of one variant of a method in one setting with one seed, as a small, self-contained JSON file.
 
-Tables, figures and the page of a reproduction are made from these files alone.
+Tables, figures and the page of a reproduction are made only from these files.
 """
 
 import hashlib
@@ -24,34 +24,34 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class Clients(_Part):
-    """What each client has and how well it does at the end, in the order of clients."""
+class CellClients(_Part):
+    """Each client's data, model and final accuracy, in the order of clients."""
 
     model: list[str]
     classes: list[list[int]]
     train_samples: list[int]
     test_samples: list[int]
     rounds: list[int]
-    """In how many rounds each took part."""
+    """The number of rounds in which each took part."""
     own: Annotated[list[float], Field(min_length=1)]
-    """Accuracy with the copy of the shared part that each trained last."""
+    """Accuracy with the client's own copy of the shared part."""
     aggregated: list[float] | None = None
-    """Accuracy with the shared part that the server has last; None where predictions do not depend on it."""
+    """Accuracy with the server's last shared part; None if predictions do not depend on it."""
 
     @model_validator(mode="after")
     def _same_length(self) -> Self:
         lists = (self.model, self.classes, self.train_samples, self.test_samples, self.rounds, self.own, self.aggregated)
         if len({len(of_each) for of_each in lists if of_each is not None}) > 1:
-            raise ValueError("its lists are not of the same clients")
+            raise ValueError("its lists differ in length")
         return self
 
     def accuracy(self, protocol: Protocol) -> list[float]:
-        """Each client's accuracy after the last round: of the client's own copy, or (`fair`) with what the server has."""
+        """Each client's accuracy after the last round, with the server's shared part (`fair`) or its own copy."""
         return self.aggregated if protocol == "fair" and self.aggregated is not None else self.own
 
 
-class Curve(_Part):
-    """Accuracy by round, wherever it was measured, with what the clients hold (`own`) and with what the server has last."""
+class CellCurve(_Part):
+    """Accuracy in each evaluated round, with the clients' own copies (`own`) and with the server's (`aggregated`)."""
 
     rounds: Annotated[list[int], Field(min_length=1)]
     own: list[float]
@@ -60,15 +60,15 @@ class Curve(_Part):
     @model_validator(mode="after")
     def _same_length(self) -> Self:
         if any(len(values) != len(self.rounds) for values in (self.own, self.aggregated) if values is not None):
-            raise ValueError("it does not have a value for each of its rounds")
+            raise ValueError("its lists differ in length")
         return self
 
 
-class Spent(_Part):
-    """What all clients together had spent by the end of each round, from the first to the last."""
+class CumulativeCost(_Part):
+    """The total cost over all clients up to the end of each round."""
 
     turns: list[int]
-    """How many times a client had taken part."""
+    """How often clients have taken part."""
     parameters: list[int]
     """Numbers sent and received."""
     flops: list[float]
@@ -76,7 +76,7 @@ class Spent(_Part):
     @model_validator(mode="after")
     def _same_length(self) -> Self:
         if not len(self.turns) == len(self.parameters) == len(self.flops):
-            raise ValueError("its lists are not of the same rounds")
+            raise ValueError("its lists differ in length")
         return self
 
 
@@ -89,7 +89,7 @@ class _Training(Part):
 
 
 class _Recipe(Part):
-    """As far as it is read."""
+    """The part of a recipe that is read from a cell."""
 
     clients: PositiveInt
     rounds: PositiveInt
@@ -104,14 +104,14 @@ class _Accuracy(Part):
     best: float
 
 
-class _Where(Part):
+class _Divergence(Part):
     client: int
     round: int
     reason: str
 
 
-def _like(shape: type[Part]) -> BeforeValidator:
-    """Plain data that has the fields of this shape, and maybe more."""
+def _shaped_like(shape: type[Part]) -> BeforeValidator:
+    """Checks that plain data has the fields of `shape`; further fields are allowed."""
 
     def check(plain: Any) -> Any:
         try:
@@ -124,53 +124,53 @@ def _like(shape: type[Part]) -> BeforeValidator:
 
 
 class Cell(_Part):
-    """One run of a reproduction. What came out is missing where it diverged."""
+    """One run of a reproduction; a diverged one has no results."""
 
     format: Literal[2] = 2
-    """Counted up when the file changes so that older ones cannot be read any more."""
+    """The version of the format, increased by incompatible changes."""
     numbers: int
-    """`fedmrl.version.NUMBERS` when it was measured."""
+    """`fedmrl.version.NUMBERS` at the time of the run."""
     setting: str
-    """The federation, such as `cifar10-n100`: dataset, clients, how data is dealt, which models."""
+    """The federation, such as `cifar10-n100`: dataset, number of clients, partition, models."""
     variant: str
-    """The method and what is changed about it, such as `fedmrl-d1-150`."""
+    """The method and its changed settings, such as `fedmrl-d1-150`."""
     method: str
     title: str
     seed: int
     command: str
-    recipe: Annotated[dict[str, Any], _like(_Recipe)]
-    """Resolved, without its seed."""
+    recipe: Annotated[dict[str, Any], _shaped_like(_Recipe)]
+    """The resolved recipe without its seed."""
     status: Literal["finished", "diverged"]
     device: str
     engine: str
     versions: dict[str, str]
     together: PositiveInt
-    """How many seeds were run as one."""
+    """The number of seeds that were run together."""
     at_once: PositiveInt = 1
-    """How many such runs shared the device."""
+    """The number of runs that shared the device."""
     wall_seconds: float
-    """From start to end, of all seeds that were run as one, without the time that they lay stopped."""
+    """The duration of all seeds that were run together, without interruptions."""
     cpu_seconds: float = 0
-    """Of all cores together, over the same time."""
-    diverged: Annotated[dict[str, Any], _like(_Where)] | None = None
+    """The CPU time of all cores over this duration."""
+    diverged: Annotated[dict[str, Any], _shaped_like(_Divergence)] | None = None
     view: View = "own"
     mode: str = ""
-    accuracy: dict[str, dict[str, dict[str, Annotated[dict[str, float], _like(_Accuracy)]]]] = {}
-    """By whose (all, participants), view and mode: last, best, best_round."""
+    accuracy: dict[str, dict[str, dict[str, Annotated[dict[str, float], _shaped_like(_Accuracy)]]]] = {}
+    """By whose clients (all, participants), view and mode: last, best, best_round."""
     inference: dict[str, dict[str, float]] = {}
-    """At the end, by view and mode, mean over all clients."""
+    """Final accuracy by view and mode, mean over all clients."""
     communication: dict[str, dict[str, float]] = {}
     flops: float = 0
     seconds: dict[str, float] = {}
-    curves: dict[Whose, Curve] = {}
-    spent: Spent | None = None
-    clients: Clients | None = None
+    curves: dict[Whose, CellCurve] = {}
+    spent: CumulativeCost | None = None
+    clients: CellClients | None = None
     states_sha256: str = ""
-    """Of the server's and every client's state at the end: two runs with the same one agree to the last bit."""
+    """The hash of all final states, of the server and every client; equal hashes mean bit-identical models."""
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
-        """A run that finished has all that tables and figures ask it for; one that did not says where."""
+        """Checks that a finished run has everything tables and figures need, and a diverged one its cause."""
         if self.status == "diverged":
             if self.diverged is None:
                 raise ValueError("diverged is missing")
@@ -188,35 +188,35 @@ class Cell(_Part):
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """What tells it from all others."""
+        """The cell's identity."""
         return self.setting, self.variant, self.seed
 
     @property
     def dataset(self) -> str:
-        """The name of the data."""
+        """The dataset's name."""
         return str(self.recipe["data"]["name"])
 
     @property
     def converged(self) -> bool:
-        """Whether it ended with finite numbers, and with clients that are right more often than by guessing a class."""
+        """Whether the run finished with an accuracy above chance."""
         if self.clients is None:
             return False
         classes = 1 + max(label for own in self.clients.classes for label in own)
         return (self.measured("own") or 0.0) > 1 / classes
 
     def measured(self, protocol: Protocol) -> float | None:
-        """The accuracy that counts under a protocol; None if it diverged."""
+        """The accuracy under a protocol; None if the run diverged."""
         if self.status == "diverged":
             return None
         where = counted(protocol, self.view)
         return self.accuracy[where.whose][where.view][self.mode][where.which]
 
     def served(self, protocol: Protocol) -> Mapping[str, float]:
-        """At the end, by mode, the accuracy over all clients of what a client can serve; `paper` has no count of its own."""
+        """The final accuracy over all clients by inference mode; `paper` shares the numbers of `own`."""
         return self.inference.get(self.view if protocol == "fair" else "own", {})
 
     def curve(self, protocol: Protocol) -> list[tuple[int, float]]:
-        """Round and accuracy of those whom a protocol looks at; empty if it diverged."""
+        """The rounds and accuracies under a protocol; empty if the run diverged."""
         whose, view, _ = counted(protocol, self.view)
         if (found := self.curves.get(whose)) is None:
             return []
@@ -224,7 +224,7 @@ class Cell(_Part):
         return list(zip(found.rounds, values, strict=True))
 
     def cost(self, protocol: Protocol, target: float) -> Target:
-        """What it took until the accuracy that a protocol looks at was reached."""
+        """The cost of reaching an accuracy under a protocol."""
         whose, view, _ = counted(protocol, self.view)
         reached = next((index for index, accuracy in self.curve(protocol) if accuracy >= target), None)
         if reached is None or self.spent is None:
@@ -236,34 +236,34 @@ class Cell(_Part):
             flops=flops / clients, paper_parameters=parameters / turns * reached, paper_flops=flops / turns * reached,
         )  # fmt: skip
 
-    def is_of(self, recipe: Recipe) -> bool:
-        """Whether this recipe would give the same today: each key that the cell recorded has that value, and each that it
-        lacks, being newer, has its default.
-        """
+    def matches(self, recipe: Recipe) -> bool:
+        """Whether the cell has the result of this recipe: recorded keys must be equal, and newer keys have their default."""
         try:
             recorded = parse_recipe(self.recipe, source=self.variant)
-        except UserError:  # a key that there is no more, or a value that it may not have
+        except UserError:  # an obsolete key or value
             return False
         return self.numbers == NUMBERS and without_seed(recorded) == without_seed(recipe)
 
 
-def hash_of(recipe: Recipe) -> str:
-    """A short name for all that a recipe says, its seed aside, and for the numbers that come of it.
+def recipe_hash(recipe: Recipe) -> str:
+    """A hash of a recipe without its seed, and of the version of the numbers.
 
-    >>> hash_of(Recipe(seed=1)) == hash_of(Recipe(seed=2)), hash_of(Recipe(rounds=1)) == hash_of(Recipe(rounds=2))
-    (True, False)
+    >>> recipe_hash(Recipe(seed=1)) == recipe_hash(Recipe(seed=2))
+    True
+    >>> recipe_hash(Recipe(rounds=1)) == recipe_hash(Recipe(rounds=2))
+    False
     """
     said = {"numbers": NUMBERS, **without_seed(recipe)}
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def without_seed(recipe: Recipe) -> dict[str, Any]:
-    """All that a recipe says, its seed aside."""
+    """The resolved recipe without its seed."""
     return {key: value for key, value in recipe.resolved().items() if key != "seed"}
 
 
-def cell_of(setting: str, variant: str, recipe: Recipe, outcome: Outcome, facts: Mapping[str, Any]) -> Cell:
-    """A run's cell. `facts` are the fields that a run does not know of itself."""
+def make_cell(setting: str, variant: str, recipe: Recipe, outcome: Outcome, facts: Mapping[str, Any]) -> Cell:
+    """Makes a run's cell; `facts` has the fields that the run itself does not know."""
     plain = outcome.plain()
     same = ("status", "method", "title", "seed", "device", "engine", "versions", "together")
     known = {
@@ -282,7 +282,7 @@ def cell_of(setting: str, variant: str, recipe: Recipe, outcome: Outcome, facts:
     )
 
 
-def _clients(result: RunResult) -> Clients:
+def _clients(result: RunResult) -> CellClients:
     plain = {
         name: [getattr(row, name) for row in result.clients] for name in ("model", "train_samples", "test_samples", "rounds")
     }
@@ -290,17 +290,17 @@ def _clients(result: RunResult) -> Clients:
     views = {
         view: [_rounded(row.accuracy_by(view, result.mode)) for row in result.clients] for view, _ in result.inference.items()
     }
-    return Clients.model_validate({**plain, "classes": classes, **views})
+    return CellClients.model_validate({**plain, "classes": classes, **views})
 
 
-def _curve(result: RunResult, whose: Whose) -> Curve:
+def _curve(result: RunResult, whose: Whose) -> CellCurve:
     points = {view: list(curve(result.records, whose, view, result.mode)) for view, _ in result.accuracy.all.items()}
     values = {view: [_rounded(accuracy) for _, accuracy in of_view] for view, of_view in points.items()}
-    return Curve.model_validate({"rounds": [index for index, _ in points["own"]], **values})
+    return CellCurve.model_validate({"rounds": [index for index, _ in points["own"]], **values})
 
 
-def _spent(records: Sequence[Record]) -> Spent:
-    return Spent(
+def _spent(records: Sequence[Record]) -> CumulativeCost:
+    return CumulativeCost(
         turns=list(accumulate(len(record.participants) for record in records)),
         parameters=list(accumulate(record.up.parameters + record.down.parameters for record in records)),
         flops=list(accumulate(float(record.flops) for record in records)),
@@ -311,44 +311,44 @@ def _rounded(accuracy: float) -> float:
     return round(accuracy, 6)
 
 
-def file_of(folder: Path, setting: str, variant: str, seed: int) -> Path:
-    """Where a cell lies."""
+def cell_path(folder: Path, setting: str, variant: str, seed: int) -> Path:
+    """The path of a cell's file."""
     return folder / "cells" / setting / f"{variant}-seed-{seed}.json"
 
 
 def write_cell(folder: Path, cell: Cell) -> Path:
-    """Write it where it belongs."""
-    path = file_of(folder, *cell.key)
+    """Writes a cell to its path in the folder."""
+    path = cell_path(folder, *cell.key)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, _compact(cell.model_dump(mode="json", exclude_none=True)))
     return path
 
 
 def _compact(plain: Mapping[str, Any]) -> str:
-    """JSON with a line for each field: lists of numbers would take a line for each number."""
+    """JSON with one line for each field, so that lists of numbers stay on one line."""
     lines = (f"  {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in plain.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def read_cell(path: Path) -> Cell:
-    """A cell's file, refused in a sentence if it is none, or another's."""
+    """Reads a cell; raises `UserError` if the file is invalid or belongs to another cell."""
     try:
         cell = Cell.model_validate_json(path.read_bytes())
-        if (path.parent.name, path.name) != (cell.setting, file_of(path, *cell.key).name):
-            raise ValueError(f"it is of {cell.setting}/{cell.variant}, seed {cell.seed}")
+        if (path.parent.name, path.name) != (cell.setting, cell_path(path, *cell.key).name):
+            raise ValueError(f"it belongs to {cell.setting}/{cell.variant}, seed {cell.seed}")
         return cell
     except (OSError, ValueError) as error:
         said = first_problem(error) if isinstance(error, ValidationError) else error
-        raise UserError(f"{path} is not a cell of a reproduction ({said}); delete it and measure it again") from error
+        raise UserError(f"{path} is not a cell of a reproduction ({said}); delete it and repeat the run") from error
 
 
 def read_cells(folder: Path) -> list[Cell]:
-    """All cells of a reproduction, in the order of their names."""
+    """Reads all cells of a reproduction, ordered by path."""
     return [read_cell(path) for path in sorted((folder / "cells").glob("*/*.json"))]
 
 
 def by_variant(cells: Iterable[Cell]) -> dict[tuple[str, str], list[Cell]]:
-    """The cells of each setting and variant: its seeds."""
+    """Groups cells by setting and variant."""
     found: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
         found.setdefault((cell.setting, cell.variant), []).append(cell)

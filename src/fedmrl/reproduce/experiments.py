@@ -1,4 +1,4 @@
-"""Which runs each table and figure of the paper is made of."""
+"""Experiments: the runs behind each table and figure of the paper, at each scale."""
 
 import difflib
 import json
@@ -11,58 +11,58 @@ from typing import Any
 
 from fedmrl.config import Recipe, load_recipe
 from fedmrl.errors import UserError
-from fedmrl.report.tables import seeds_said
-from fedmrl.reproduce.cells import Cell, hash_of
+from fedmrl.report.tables import format_seeds
+from fedmrl.reproduce.cells import Cell, recipe_hash
 
 METHOD_ORDER = ("standalone", "lg-fedavg", "fd", "fedproto", "fml", "fedkd", "fedapen", "fedmrl")
-"""As the paper's tables have them."""
+"""The methods in the order of the paper's tables."""
 HOMOGENEOUS = {"conv1": 4, "conv2": 8, "fc1": 64, "fc2": 32}
-"""What all clients have in a small reproduction, where they have the same."""
+"""The model of all clients in the small version of the homogeneous table."""
 PARTICIPANTS = 5
-"""Of a round in a small reproduction, however many clients there are; the paper has ten."""
+"""The number of participants in a round of the small version; the paper has ten."""
 SAME_CATEGORY = ("fml", "fedkd", "fedapen")
-"""Those that share a small model beside each client's own, as FedMRL does."""
+"""The methods that, like FedMRL, share a small model beside each client's own."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How large a reproduction is: as the paper has it, its data and models with fewer rounds, or small in every way."""
+    """The size of a reproduction: as in the paper, with fewer rounds, or a small version."""
 
     name: str
     folder: str
-    """Where its results lie, within `results`."""
+    """The folder of the results, within `results`."""
     datasets: tuple[str, ...]
     federations: tuple[str, ...]
-    """Names of numbers of clients, such as n100; the last is the one that figures look into."""
+    """Names of federations by number of clients, such as n100; the last is the main one."""
     classes: Mapping[str, tuple[int, ...]]
-    """How many classes a client may have, by dataset; the first is that of the tables."""
+    """The numbers of classes per client, by dataset; the first is used in the tables."""
     alphas: tuple[float, ...]
     dims: tuple[int, ...]
-    """The representation dimensions d1 that are tried; the first is the default."""
+    """The representation dimensions d1; the first is the default."""
     targets: Mapping[str, float]
-    """The accuracy whose cost is counted, by dataset."""
+    """The target accuracy by dataset."""
     seeds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Seeds of the methods in the heterogeneous table, by federation; else seed 0 alone."""
+    """The seeds of the heterogeneous table, by federation; all other runs have seed 0."""
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What it changes about the paper's recipes, by federation: keys of a recipe."""
+    """Changes to the paper's recipes, by federation."""
 
     @property
     def option(self) -> str:
-        """How the command line asks for it."""
+        """The option that selects the scale on the command line."""
         return {"paper": "", "quick": " --quick"}.get(self.name, f" --scale {self.name}")
 
     @property
     def has_paper(self) -> bool:
-        """Whether the paper has these settings, and so numbers to stand beside ours."""
+        """Whether the paper has results in these settings."""
         return self.name != "quick"
 
     @property
     def main(self) -> str:
-        """The federation that figures look into."""
+        """The main federation, which the figures show."""
         return self.federations[-1]
 
     def seeds_of(self, setting: str, variant: str) -> tuple[int, ...]:
-        """The seeds that a variant is run with in a setting."""
+        """The seeds of a variant in a setting."""
         _, federation, *rest = setting.split("-", 2)
         return self.seeds.get(federation, (0,)) if variant in METHOD_ORDER and not rest else (0,)
 
@@ -91,7 +91,7 @@ CPU = replace(
         "n100": {**_FEWER, "training.epochs": 10},
     },
 )
-"""Real data and the paper's models with the smaller ends of its own grid of rounds and epochs: hours on two cores."""
+"""The paper's data and models, with the smallest rounds and epochs of its own grid: hours on two cores."""
 QUICK = Scale(
     name="quick",
     folder="quick",
@@ -107,14 +107,14 @@ SCALES: Mapping[str, Scale] = {scale.name: scale for scale in (PAPER, CPU, QUICK
 
 @dataclass(frozen=True)
 class RunSpec:
-    """A variant of a method in a setting, with the seeds it is wanted with."""
+    """A variant of a method in a setting, with the seeds to run."""
 
     setting: str
     variant: str
     recipe: Recipe
     seeds: tuple[int, ...]
     stage: int = 0
-    """What has a lower one is run before it, as it may decide what else is wanted."""
+    """Lower stages run first, since their results may decide about later runs."""
 
     @property
     def name(self) -> str:
@@ -124,7 +124,7 @@ class RunSpec:
     @property
     def label(self) -> str:
         """Such as `cifar10-n100/fedmrl, seed 0`."""
-        return f"{self.name}, {seeds_said(self.seeds)}"
+        return f"{self.name}, {format_seeds(self.seeds)}"
 
 
 EXPERIMENTS: Mapping[str, str] = {
@@ -133,23 +133,23 @@ EXPERIMENTS: Mapping[str, str] = {
     "curves": "accuracy by round, a panel for each federation",
     "clients": "each client's accuracy, FedMRL against FedProto",
     "costs": "rounds, parameters and FLOPs to a target accuracy",
-    "non-iid-class": "accuracy by the number of classes that a client has",
+    "non-iid-class": "accuracy by the number of classes per client",
     "non-iid-dirichlet": "accuracy by the Dirichlet parameter",
     "d1": "accuracy by the small model's representation dimension",
     "ablation": "FedMRL with and without Matryoshka learning, by dimension",
-    "inference": "the four models that a client can serve",
+    "inference": "FedMRL's four inference modes",
 }
 
 
 @cache
-def printed() -> Mapping[str, Any]:
-    """The paper's tables: kind, dataset and method to one value for each of n10, n50 and n100; None: did not converge."""
+def paper_results() -> Mapping[str, Any]:
+    """The paper's tables by kind, dataset and method: accuracies for n10, n50 and n100; None if the method did not converge."""
     found: dict[str, Any] = json.loads((files("fedmrl.reproduce") / "paper.json").read_text())
     return found
 
 
 def find(what: str, scale: Scale, cells: Iterable[Cell] = ()) -> list[RunSpec]:
-    """The runs of an experiment, or of all of them; or the one run of that name."""
+    """The runs of an experiment, of all experiments, or the single run of that name."""
     if what == "all" or what in EXPERIMENTS:
         return run_specs(what, scale, cells)
     everything = [one for name in (*EXPERIMENTS, "all") for one in run_specs(name, scale, cells)]
@@ -158,15 +158,15 @@ def find(what: str, scale: Scale, cells: Iterable[Cell] = ()) -> list[RunSpec]:
     near = difflib.get_close_matches(what, [*EXPERIMENTS, "all", *(one.name for one in everything)], n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise UserError(
-        f"there is no {what!r} to reproduce; {hint}choose {', '.join(EXPERIMENTS)}, all, or a cell as "
-        "'fedmrl reproduce all --dry-run' lists them"
+        f"there is no experiment {what!r}; {hint}choose {', '.join(EXPERIMENTS)}, all, or a cell listed by "
+        "'fedmrl reproduce all --dry-run'"
     )
 
 
 def run_specs(what: str, scale: Scale, cells: Iterable[Cell] = ()) -> list[RunSpec]:
-    """The runs that an experiment is made of, each once; `all` for every experiment, or as the scale orders them.
+    """The runs of an experiment, or of `all`, without repetitions.
 
-    What was measured (`cells`) decides which methods are run with more seeds at the scale `cpu`.
+    At the scale `cpu`, the measured `cells` decide which methods are run with more seeds.
     """
     found: dict[tuple[str, tuple[int, ...]], RunSpec] = {}
     if what == "all" and scale.name == "cpu":
@@ -179,7 +179,7 @@ def run_specs(what: str, scale: Scale, cells: Iterable[Cell] = ()) -> list[RunSp
 
 
 def _in_stages(scale: Scale, cells: Sequence[Cell]) -> Iterator[RunSpec]:
-    """What carries the paper's claims comes first; a run is of one seed, so that its cell is there as soon as can be."""
+    """The runs at the scale `cpu`, the most informative first, one seed each so that cells appear early."""
     mains = [f"{dataset}-{scale.main}" for dataset in scale.datasets]
     smaller = [[f"{dataset}-{federation}" for dataset in scale.datasets] for federation in scale.federations[:-1]]
 
@@ -200,7 +200,7 @@ def _in_stages(scale: Scale, cells: Sequence[Cell]) -> Iterator[RunSpec]:
 
 
 def best_others(setting: str, cells: Iterable[Cell], count: int = 2) -> list[str]:
-    """The best methods beside FedMRL and Standalone with seed 0, by the fair protocol; none before all are measured."""
+    """The best methods other than FedMRL and Standalone by the fair protocol with seed 0; empty until all are measured."""
     others = [method for method in METHOD_ORDER if method not in ("fedmrl", "standalone")]
     found = {cell.variant: cell for cell in cells if cell.setting == setting and cell.seed == 0 and cell.variant in others}
     if len(found) < len(others):
@@ -209,7 +209,7 @@ def best_others(setting: str, cells: Iterable[Cell], count: int = 2) -> list[str
 
 
 def _runs(what: str, scale: Scale) -> Iterator[RunSpec]:
-    # In the order in which they tell most: the federation that figures look into comes first.
+    # The most informative runs come first: those of the main federation.
     federations = scale.federations[::-1]
     for dataset in scale.datasets:
         main = f"{dataset}-{scale.main}"
@@ -232,18 +232,18 @@ def _runs(what: str, scale: Scale) -> Iterator[RunSpec]:
             for d1 in scale.dims:
                 for mrl in (True, False) if what == "ablation" else (True,):
                     one = _run_spec(main, dim_variant(d1, mrl), scale)
-                    # The dimension that FedMRL has anyway is not run under a second name.
-                    yield plain if hash_of(one.recipe) == hash_of(plain.recipe) else one
+                    # FedMRL's default dimension is not run again under a second name.
+                    yield plain if recipe_hash(one.recipe) == recipe_hash(plain.recipe) else one
 
 
 def class_setting(dataset: str, number: int, scale: Scale) -> str:
-    """The setting in which a client has so many classes; the first number is that of the tables."""
+    """The setting with `number` classes per client; the first number has the setting of the tables."""
     main = f"{dataset}-{scale.main}"
     return main if number == scale.classes[dataset][0] else f"{main}-classes-{number}"
 
 
 def dim_variant(d1: int, mrl: bool = True) -> str:
-    """FedMRL with this d1.
+    """The variant's name of FedMRL with this d1.
 
     >>> dim_variant(150), dim_variant(150, mrl=False)
     ('fedmrl-d1-150', 'fedmrl-without-mrl-d1-150')
@@ -261,19 +261,21 @@ def _run_spec(setting: str, variant: str, scale: Scale) -> RunSpec:
 
 
 def recipe_of(setting: str, variant: str, scale: Scale) -> Recipe:
-    """The setting's recipe with the method on top, with the settings that are chosen for this dataset."""
+    """The recipe of a variant in a setting, with the tuned settings of its dataset."""
     method, changes = _variant(variant)
     dataset, federation, *rest = setting.split("-", 2)
-    of_dataset = chosen().get(dataset, {})
+    of_dataset = tuned_settings().get(dataset, {})
     own = {"method.name": method, **of_dataset.get("all", {}), **of_dataset.get(method, {}), **changes}
     if scale.has_paper:
         return load_recipe(f"paper/{setting}", {**scale.changes.get(federation, {}), **own})
     clients = int(federation[1:])
-    return load_recipe("quick", {"clients": clients, "participation": PARTICIPANTS / clients, **_dealt(rest), **own})
+    return load_recipe(
+        "quick", {"clients": clients, "participation": PARTICIPANTS / clients, **_partition_settings(rest), **own}
+    )
 
 
 def _variant(variant: str) -> tuple[str, dict[str, Any]]:
-    """A variant's method, and what it changes.
+    """A variant's method and changed settings.
 
     >>> _variant("fedmrl-without-mrl-d1-150")
     ('fedmrl', {'method.mrl': False, 'method.d1': 150})
@@ -284,8 +286,8 @@ def _variant(variant: str) -> tuple[str, dict[str, Any]]:
     return "fedmrl", {"method.mrl": rest == "fedmrl", "method.d1": int(d1)}
 
 
-def _dealt(rest: Sequence[str]) -> dict[str, Any]:
-    """What the last part of a small setting's name says."""
+def _partition_settings(rest: Sequence[str]) -> dict[str, Any]:
+    """The recipe's keys for the last part of a small setting's name."""
     how, _, value = rest[0].partition("-") if rest else ("", "", "")
     match how:
         case "homogeneous":
@@ -298,6 +300,6 @@ def _dealt(rest: Sequence[str]) -> dict[str, Any]:
 
 
 @cache
-def chosen() -> Mapping[str, Any]:
-    """Settings beyond the paper's recipes, by dataset and method (`all`: for all of them)."""
+def tuned_settings() -> Mapping[str, Any]:
+    """Tuned settings on top of the paper's recipes, by dataset and method (`all`: every method)."""
     return tomllib.loads((files("fedmrl.reproduce") / "chosen.toml").read_text())

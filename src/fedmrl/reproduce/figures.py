@@ -1,6 +1,6 @@
-"""The paper's figures, made from measured cells, as wide as the paper's text and with its kind of letters.
+"""The paper's figures, drawn from measured cells in the paper's width and font.
 
-A method has one colour, marker and dash in all of them. What was not measured or diverged is left out, and a note says so.
+A method has the same style in all figures. Missing and diverged runs are left out and named in a note.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,18 +8,27 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmrl.files import replacing
 from fedmrl.report.figures import PRINT, new_figure
-from fedmrl.report.looks import LOOKS, WITHOUT_MRL
-from fedmrl.report.tables import count, seeds_said
+from fedmrl.report.rendering import MODEL_PHRASES
+from fedmrl.report.styles import DASHED, STYLES, WITHOUT_MRL, Dash, Style
+from fedmrl.report.tables import count, format_seeds
 from fedmrl.reproduce.cells import Cell
-from fedmrl.reproduce.experiments import METHOD_ORDER, SAME_CATEGORY, Scale, class_setting
-from fedmrl.reproduce.outcomes import COSTS, TITLES, Outcome, Outcomes, comparable, fewer_seeds, finished_seeds
+from fedmrl.reproduce.experiments import METHOD_ORDER, Scale, class_setting
+from fedmrl.reproduce.measurements import (
+    COSTS,
+    TITLES,
+    Measurement,
+    Measurements,
+    fewer_seeds,
+    finished_seeds,
+    over_common_seeds,
+)
 from fedmrl.results import PROTOCOLS, SHORT, Protocol
 
 if TYPE_CHECKING:
@@ -28,52 +37,30 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Values = NDArray[np.float64]
-Dash = Literal["-", ":"] | tuple[float, tuple[float, ...]]
 
 WIDTH = 5.5
-"""Of NeurIPS's text, in inches."""
+"""The text width of NeurIPS papers, in inches."""
 SUFFIXES = ("png", "svg", "pdf")
 GREY = "#666666"
-DASHED: Dash = (0, (3.5, 1.8))
-
-
-@dataclass(frozen=True)
-class Style:
-    """How a line looks."""
-
-    colour: str
-    marker: str
-    dash: Dash = "-"
-
-
-# Those that share a small model are dashed, so that ink alone tells them apart.
-DASHES: Mapping[str, Dash] = {"standalone": ":", **dict.fromkeys(SAME_CATEGORY, DASHED)}
-STYLES: Mapping[str, Style] = {name: Style(of.light, of.marker, DASHES.get(name, "-")) for name, of in LOOKS.items()}
 PROTOCOL_DASHES: Mapping[Protocol, Dash] = {"fair": "-", "own": ":", "paper": DASHED}
 PAPER_GAINS: Mapping[str, int] = {"cifar10": 87, "cifar100": 99}
-"""Percent of clients that the paper says do better with FedMRL than with FedProto."""
+"""The percentage of clients that, according to the paper, gain with FedMRL over FedProto."""
 MODES: Mapping[str, str] = {
-    "mix-large": LOOKS["fedmrl"].light,
+    "mix-large": STYLES["fedmrl"].light,
     "mix-small": "#eba580",
     "single-large": "#666666",
     "single-small": "#B3B3B3",
 }
 
 
-WITH_WHAT: Mapping[Protocol, str] = {
-    "fair": "Last round, each client with what the server has last",
-    "own": "Last round, each client with the copy that it trained last",
-}
-
-
 def write_figures(cells: Sequence[Cell], scale: Scale, folder: Path) -> list[Path]:
-    """Write what the cells allow into `figures` of a folder; the files that were written."""
+    """Writes the figures that the cells allow to the subfolder `figures`; returns their paths."""
     from matplotlib import rc_context
 
-    outcomes, written = Outcomes(cells, scale), []
+    measurements, written = Measurements(cells, scale), []
     with rc_context(PRINT):
         for name, draw in FIGURES.items():
-            if figure := draw(outcomes):
+            if figure := draw(measurements):
                 written += [_save(figure, folder / "figures" / f"{name}.{suffix}") for suffix in SUFFIXES]
     return written
 
@@ -81,14 +68,14 @@ def write_figures(cells: Sequence[Cell], scale: Scale, folder: Path) -> list[Pat
 def _save(figure: "Figure", path: Path) -> Path:
     kind = path.suffix.removeprefix(".")
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Without the time of day, the same cells make the same file.
+    # Without a creation date, the same cells give the same file.
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
     with replacing(path) as part:
         figure.savefig(part, format=kind, dpi=200, metadata=metadata)
     return path
 
 
-# What all figures share
+# Shared by all figures
 
 
 def _panels(rows: int, columns: int, size: tuple[float, float], **shared: Any) -> "tuple[Figure, list[Axes]]":
@@ -101,21 +88,21 @@ def _width(panels: int) -> float:
 
 
 def _legend(figure: "Figure", styles: Mapping[str, Style], columns: int) -> None:
-    """Above all panels, in the order given."""
+    """Draws a legend above all panels."""
     from matplotlib.lines import Line2D
 
     lines = [
-        Line2D([], [], color=s.colour, linestyle=s.dash, marker=s.marker, markersize=4, linewidth=1.4, label=title)
+        Line2D([], [], color=s.light, linestyle=s.dash, marker=s.marker, markersize=4, linewidth=1.4, label=title)
         for title, s in styles.items()
     ]
     figure.legend(handles=lines, loc="outside upper center", ncols=columns, handlelength=2.0, columnspacing=1.2)
 
 
 def _notes(figure: "Figure", notes: Iterable[str]) -> None:
-    """Below all panels, in small grey letters, on paper of their own."""
+    """Draws notes below all panels, in additional space."""
     text = "\n".join(fill(note, int(24 * figure.get_figwidth())) for note in notes if note)
     if text:
-        figure.set_figheight(figure.get_figheight() + 0.12 * (1 + text.count("\n")))  # notes take no room from the panels
+        figure.set_figheight(figure.get_figheight() + 0.12 * (1 + text.count("\n")))  # so that the panels keep their height
         figure.supxlabel(text, x=0.01, ha="left", fontsize=6.5, color=GREY)
 
 
@@ -125,38 +112,38 @@ def _round_ticks(axis: "Axis", ticks: int = 5, *, whole: bool = False) -> None:
     axis.set_major_locator(MaxNLocator(ticks, steps=[1, 2, 5, 10], integer=whole))
 
 
-def _empty(axes: "Axes", outcomes: Iterable[Outcome]) -> None:
-    """In place of what could be drawn, why there is nothing."""
-    why = "failed to converge" if any(outcome.state == "failed" for outcome in outcomes) else "not measured"
+def _empty(axes: "Axes", measurements: Iterable[Measurement]) -> None:
+    """Draws an empty panel with the reason."""
+    why = "failed to converge" if any(measurement.state == "failed" for measurement in measurements) else "not measured"
     axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", va="center", color=GREY, fontstyle="italic")
     axes.spines[:].set_visible(False)
     axes.tick_params(bottom=False, labelbottom=False, left=False, labelleft=False)
 
 
 def _label(panels: Sequence["Axes"], text: str) -> None:
-    """Say once, at the first panel that has something in it, what y is."""
+    """Labels the y axis of the first panel."""
     panels[0].set_ylabel(text)
     panels[0].tick_params(labelleft=True)
 
 
-def _absences(found: Sequence[tuple[str, str, Outcome]], failed: str = "Failed to converge") -> list[str]:
-    """What is left out: what failed to converge or was not measured, grouped by name or by place, whichever is shorter."""
+def _absences(found: Sequence[tuple[str, str, Measurement]], failed: str = "Failed to converge") -> list[str]:
+    """Notes on what is left out and why, grouped by name or by place, whichever is shorter."""
     notes = []
-    for state, said in (("failed", failed), ("missing", "Not measured"), ("apart", "Shares no seed with the others")):
-        absent = [(name, place) for name, place, outcome in found if outcome.state == state]
+    for state, said in (("failed", failed), ("missing", "Not measured"), ("incomparable", "No seed in common with the others")):
+        absent = [(name, place) for name, place, measurement in found if measurement.state == state]
         listed = min(_grouped(absent), _grouped([(place, name) for name, place in absent]), key=len)
         notes += [f"{said}: {listed}."] if absent else []
     return notes
 
 
-def _fewer_note(found: Mapping[str, Mapping[str, Outcome]]) -> str:
-    """Which means, by place and method, are over fewer seeds than their neighbours'."""
+def _fewer_note(found: Mapping[str, Mapping[str, Measurement]]) -> str:
+    """A note on means over fewer seeds than others in the same place."""
     fewer = [(TITLES[m], f"{place}: {seeds}") for place, of in found.items() for m, seeds in fewer_seeds(of).items()]
     return f"Over fewer seeds than others: {_grouped(fewer)}." if fewer else ""
 
 
 def _grouped(pairs: Sequence[tuple[str, str]]) -> str:
-    """The second of each pair, after the first they share.
+    """Groups pairs by their first element.
 
     >>> _grouped([("FD", "here"), ("FD", "there"), ("FML", "here")])
     'FD (here, there); FML (here)'
@@ -170,23 +157,23 @@ def _grouped(pairs: Sequence[tuple[str, str]]) -> str:
 # Accuracy by round
 
 
-def curves_figure(outcomes: Outcomes, protocol: Protocol) -> "Figure | None":
-    """A panel for each dataset and federation; under the paper's protocol smoothed, with what was measured behind."""
-    columns, wide = outcomes.columns(), len(outcomes.scale.federations)
-    found = {c: outcomes.methods(c.setting) for c in columns}
-    shown = [c for c in columns if any(outcome.state == "finished" for outcome in found[c].values())]
+def curves_figure(measurements: Measurements, protocol: Protocol) -> "Figure | None":
+    """Draws accuracy by round in a panel for each dataset and federation; curves of the paper's protocol are smoothed."""
+    columns, wide = measurements.columns(), len(measurements.scale.federations)
+    found = {c: measurements.methods(c.setting) for c in columns}
+    shown = [c for c in columns if any(measurement.state == "finished" for measurement in found[c].values())]
     if not shown:
         return None
-    rows = len(outcomes.scale.datasets)
+    rows = len(measurements.scale.datasets)
     figure, panels = _panels(rows, wide, (WIDTH, 0.55 + 1.5 * rows), sharey="row")
     for number, (axes, column) in enumerate(zip(panels, columns, strict=True)):
         axes.set_title(column.title)
         if column not in shown:
             _empty(axes, found[column].values())
             continue
-        for place, (method, outcome) in enumerate(found[column].items()):
-            if outcome.state == "finished":
-                _draw_curve(axes, outcome, protocol, STYLES[method], emphasised=method == "fedmrl", place=place)
+        for place, (method, measurement) in enumerate(found[column].items()):
+            if measurement.state == "finished":
+                _draw_curve(axes, measurement, protocol, STYLES[method], emphasised=method == "fedmrl", place=place)
         axes.grid(visible=True)
         _round_ticks(axes.xaxis, whole=True)
         if number // wide == rows - 1:
@@ -200,30 +187,29 @@ def curves_figure(outcomes: Outcomes, protocol: Protocol) -> "Figure | None":
         (TITLES[method], column.short, found[column][method])
         for method in METHOD_ORDER
         for column in columns
-        if column in shown or found[column][method].state == "failed"  # a panel with nothing in it says so itself
+        if column in shown or found[column][method].state == "failed"  # an empty panel shows the reason itself
     ]
     _notes(figure, [_curve_note(found.values(), protocol), _fewer_note({c.short: found[c] for c in shown}), *_absences(absent)])
     return figure
 
 
-def _curve_note(found: Iterable[Mapping[str, Outcome]], protocol: Protocol) -> str:
-    several = any(len(outcome.cells) > 1 for of_column in found for outcome in of_column.values())
+def _curve_note(found: Iterable[Mapping[str, Measurement]], protocol: Protocol) -> str:
+    several = any(len(measurement.cells) > 1 for of_column in found for measurement in of_column.values())
     band = " Line: mean over seeds, band: their range." if several else ""
     if protocol != "paper":
-        which = "what the server has last" if protocol == "fair" else "the copy that each trained last"
-        return f"Mean over all clients, with {which}.{band}"
+        return f"Mean over all clients, each {MODEL_PHRASES[protocol]}.{band}"
     return f"Mean over a round's participants, each with the model it has just trained. Running mean; faint: as measured.{band}"
 
 
-def curve_values(outcome: Outcome, protocol: Protocol) -> tuple[list[int], Values]:
-    """Rounds, and accuracy in percent by seed and round, at the rounds that all seeds have."""
-    curves = [dict(cell.curve(protocol)) for cell in outcome.cells]
+def curve_values(measurement: Measurement, protocol: Protocol) -> tuple[list[int], Values]:
+    """The rounds that all seeds have, and the accuracy in percent by seed and round."""
+    curves = [dict(cell.curve(protocol)) for cell in measurement.cells]
     rounds = sorted(set.intersection(*map(set, curves)))
     return rounds, np.array([[100 * curve[r] for r in rounds] for curve in curves])
 
 
 def running_mean(values: Values, window: int) -> Values:
-    """The mean over a window around each value; at the ends, over as much of the window as there is.
+    """The mean over a window around each value; at both ends, over the available part of the window.
 
     >>> running_mean(np.array([0.0, 3.0, 6.0, 0.0]), window=3)
     array([1.5, 3. , 3. , 3. ])
@@ -235,34 +221,36 @@ def running_mean(values: Values, window: int) -> Values:
 
 
 def window(rounds: int) -> int:
-    """Over how many rounds the paper's curves are smoothed."""
+    """The width of the running mean, in evaluated rounds."""
     return max(3, rounds // 20)
 
 
 def smooth(values: Values, protocol: Protocol) -> Values:
-    """Curves by seed as they are drawn: those of the paper's protocol, which are noisy, as running means."""
+    """Replaces the noisy curves of the paper's protocol by running means; other curves stay as they are."""
     return np.array([running_mean(seed, window(len(seed))) for seed in values]) if protocol == "paper" else values
 
 
-def _draw_curve(axes: "Axes", outcome: Outcome, protocol: Protocol, style: Style, *, emphasised: bool, place: int) -> None:
-    rounds, values = curve_values(outcome, protocol)
+def _draw_curve(
+    axes: "Axes", measurement: Measurement, protocol: Protocol, style: Style, *, emphasised: bool, place: int
+) -> None:
+    rounds, values = curve_values(measurement, protocol)
     order = 10 if emphasised else 3
     if protocol == "paper":
-        axes.plot(rounds, values.mean(axis=0), color=style.colour, linewidth=0.4, alpha=0.22, zorder=1)
+        axes.plot(rounds, values.mean(axis=0), color=style.light, linewidth=0.4, alpha=0.22, zorder=1)
         values = smooth(values, protocol)
     if len(values) > 1:
         low, high = values.min(axis=0), values.max(axis=0)
-        axes.fill_between(rounds, low, high, color=style.colour, alpha=0.18, linewidth=0, zorder=order - 1)
+        axes.fill_between(rounds, low, high, color=style.light, alpha=0.18, linewidth=0, zorder=order - 1)
     step = max(1, len(rounds) // 5)
-    first = min(1 + place * step // len(METHOD_ORDER), len(rounds) - 1)  # so that markers of two methods seldom meet
+    first = min(1 + place * step // len(METHOD_ORDER), len(rounds) - 1)  # so that the markers of two methods rarely overlap
     axes.plot(
-        rounds, values.mean(axis=0), color=style.colour, linestyle=style.dash, linewidth=1.8 if emphasised else 0.9,
+        rounds, values.mean(axis=0), color=style.light, linestyle=style.dash, linewidth=1.8 if emphasised else 0.9,
         marker=style.marker, markersize=3.6 if emphasised else 2.6, markevery=(first, step), zorder=order,
     )  # fmt: skip
 
 
 def _fit(panels: Sequence["Axes"]) -> None:
-    """One y axis for a row of panels; the first rounds, low for every method, are cut off to leave room for the others."""
+    """Sets the shared y limits of a row of panels; the low accuracies of the first rounds are cut off."""
     if not panels:
         return
     lines = [line.get_xydata() for axes in panels for line in axes.lines]
@@ -278,16 +266,16 @@ def _fit(panels: Sequence["Axes"]) -> None:
 
 @dataclass(frozen=True)
 class Gains:
-    """What each client gains with FedMRL over FedProto, in points, and which seeds say so."""
+    """Each client's gain with FedMRL over FedProto in points, with the seeds behind it."""
 
     points: Values
     said: str
     shares: tuple[float, ...]
-    """The percent of clients that gain, with each seed."""
+    """The percentage of clients that gain, by seed."""
 
 
-def gains(ours: Outcome, theirs: Outcome, protocol: Protocol = "fair") -> Gains | None:
-    """By client, where both have the same clients: the mean over seeds if they deal the same data, else the first seed."""
+def gains(ours: Measurement, theirs: Measurement, protocol: Protocol = "fair") -> Gains | None:
+    """The gains by client: the mean over seeds if all have the same split, otherwise those of the first seed."""
     others = {cell.seed: cell for cell in theirs.cells}
     pairs = [(cell, others[cell.seed]) for cell in ours.cells if cell.seed in others]
     pairs = [(a, b) for a, b in pairs if _split(a) is not None and _split(a) == _split(b)]
@@ -304,7 +292,7 @@ def gains(ours: Outcome, theirs: Outcome, protocol: Protocol = "fair") -> Gains 
         return Gains(points[0], f"seed {seeds[0]}", shares)
     if all(_split(cell) == _split(pairs[0][0]) for cell, _ in pairs):
         return Gains(np.mean(points, axis=0), f"mean over seeds {', '.join(map(str, seeds))}", shares)
-    said = f"seed {seeds[0]}, as each seed deals the data anew; with seeds {', '.join(map(str, seeds))}, "
+    said = f"seed {seeds[0]}, since each seed has its own split; with seeds {', '.join(map(str, seeds))}, "
     return Gains(points[0], said + ", ".join(f"{share:.0f}%" for share in shares) + " of clients gain", shares)
 
 
@@ -312,10 +300,10 @@ def _split(cell: Cell) -> tuple[list[list[int]], list[int]] | None:
     return (cell.clients.classes, cell.clients.train_samples) if cell.clients else None
 
 
-def clients_figure(outcomes: Outcomes, protocol: Protocol) -> "Figure | None":
-    """FedMRL minus FedProto for each client, sorted, in the colour of the one that does better."""
-    mains = [outcomes.main(dataset) for dataset in outcomes.scale.datasets]
-    found = {m: gains(outcomes.of(m.setting, "fedmrl"), outcomes.of(m.setting, "fedproto"), protocol) for m in mains}
+def clients_figure(measurements: Measurements, protocol: Protocol) -> "Figure | None":
+    """Draws FedMRL minus FedProto for each client, sorted, in the colour of the better method."""
+    mains = [measurements.main(dataset) for dataset in measurements.scale.datasets]
+    found = {m: gains(measurements.of(m.setting, "fedmrl"), measurements.of(m.setting, "fedproto"), protocol) for m in mains}
     if not any(found.values()):
         return None
     figure, panels = _panels(1, len(mains), (_width(len(mains)), 1.95), sharey=True)
@@ -323,17 +311,17 @@ def clients_figure(outcomes: Outcomes, protocol: Protocol) -> "Figure | None":
     for axes, (main, gained) in zip(panels, found.items(), strict=True):
         axes.set_title(main.title)
         if gained is None:
-            _empty(axes, [outcomes.of(main.setting, method) for method in ("fedmrl", "fedproto")])
+            _empty(axes, [measurements.of(main.setting, method) for method in ("fedmrl", "fedproto")])
             continue
         points = np.sort(gained.points)[::-1]
-        better, worse = STYLES["fedmrl"].colour, STYLES["fedproto"].colour
+        better, worse = STYLES["fedmrl"].light, STYLES["fedproto"].light
         axes.bar(range(1, len(points) + 1), points, width=1.0, color=np.where(points > 0, better, worse), linewidth=0)
         axes.axhline(0, color="black", linewidth=0.6)
         axes.set_xlabel("clients, sorted")
         _round_ticks(axes.xaxis, whole=True)
         share, lost, same = (100 * float(np.mean(which)) for which in (points > 0, points < 0, points == 0))
         equal = f", equal: {same:.0f}%" if same else ""
-        paper = f"\n(the paper: {PAPER_GAINS[main.dataset]}%)" if outcomes.has_paper else ""
+        paper = f"\n(the paper: {PAPER_GAINS[main.dataset]}%)" if measurements.has_paper else ""
         won, within = f"FedMRL better: {share:.0f}% of clients{paper}", axes.transAxes
         axes.text(0.98, 0.97, won, color=better, ha="right", va="top", transform=within)
         axes.text(0.02, 0.04, f"FedProto better: {lost:.0f}%{equal}", color=worse, ha="left", va="bottom", transform=within)
@@ -341,17 +329,17 @@ def clients_figure(outcomes: Outcomes, protocol: Protocol) -> "Figure | None":
     _label(shown, "FedMRL − FedProto\n(accuracy, points)")
     shown[0].set_ylim(*_room_for_text([np.sort(gained.points)[::-1] for gained in found.values() if gained]))
     said = [f"{main.dataset_title}: {gained.said}." for main, gained in found.items() if gained]
-    _notes(figure, [f"{WITH_WHAT[protocol]}.", *said])
+    _notes(figure, [f"Last round, each client {MODEL_PHRASES[protocol]}.", *said])
     return figure
 
 
 def _room_for_text(sorted_points: Sequence[Values]) -> tuple[float, float]:
-    """Limits of y that leave the lower left and the upper right free of bars, for a line of text and for two."""
+    """Y limits that leave room for text: one line at the lower left and two lines at the upper right."""
     low = 1.05 * min(-0.5, *(float(points.min()) for points in sorted_points))
     high = 1.05 * max(0.5, *(float(points.max()) for points in sorted_points))
     left = min(0.0, *(float(points[: int(0.6 * len(points)) + 1].min()) for points in sorted_points))
     right = max(0.0, *(float(points[int(0.35 * len(points)) :].max()) for points in sorted_points))
-    for _ in range(20):  # room is a share of the height, which grows with the room: the steps halve
+    for _ in range(20):  # the text's height is a share of the axis, which it enlarges, so iterate
         tall = high - low
         low, high = min(low, left - 0.17 * tall), max(high, right + 0.3 * tall)
     return low, high
@@ -360,39 +348,38 @@ def _room_for_text(sorted_points: Sequence[Values]) -> tuple[float, float]:
 # Costs
 
 
-def costs_figure(outcomes: Outcomes, protocol: Protocol) -> "Figure | None":
-    """Rounds, parameters and FLOPs to the target, a row of panels for each dataset."""
-    found = {dataset: outcomes.methods(outcomes.main(dataset).setting) for dataset in outcomes.scale.datasets}
-    rows = [(dataset, target) for dataset in found for target in outcomes.targets(dataset)]
-    if not any(outcome.cost(protocol, target, "rounds") for d, target in rows for outcome in found[d].values()):
+def costs_figure(measurements: Measurements, protocol: Protocol) -> "Figure | None":
+    """Draws rounds, parameters and FLOPs until each target, in one row of panels for each."""
+    found = {dataset: measurements.methods(measurements.main(dataset).setting) for dataset in measurements.scale.datasets}
+    rows = [(dataset, target) for dataset in found for target in measurements.targets(dataset)]
+    if not any(measurement.cost(protocol, target, "rounds") for d, target in rows for measurement in found[d].values()):
         return None
     figure, panels = _panels(len(rows), len(COSTS), (WIDTH, 0.1 + 1.6 * len(rows)), sharey=True)
     for (axes, what), (dataset, target) in zip(
         zip(panels, [*COSTS] * len(rows), strict=True), [row for row in rows for _ in COSTS], strict=True
     ):
         if what == "rounds":
-            axes.set_title(f"{outcomes.main(dataset).title}: until {100 * target:g}% accuracy")
+            axes.set_title(f"{measurements.main(dataset).title}: until {100 * target:g}% accuracy")
         _draw_costs(axes, found[dataset], protocol, target, what)
         axes.set_xlabel(
             COSTS[what] + ("" if what == "rounds" else " per client") + (" (log scale)" if axes.get_xscale() == "log" else "")
         )
-    all_clients = "with what the server has last" if protocol == "fair" else "with the copy that each trained last"
     way = (
-        "As the paper counts: accuracy of a round's participants; a participant's cost of a round, times rounds."
+        "As in the paper: accuracy of a round's participants; a participant's cost in a round × rounds."
         if protocol == "paper"
-        else f"Accuracy of all clients {all_clients}; what was really spent, mean over all clients."
+        else f"Accuracy of all clients, each {MODEL_PHRASES[protocol]}; real cost, mean over all clients."
     )
-    several = any(len(outcome.cells) > 1 for of in found.values() for outcome in of.values())
-    seeds = "Mean over seeds; (k/n): over the k of n seeds that reached the target." if several else ""
-    fewer = _fewer_note({outcomes.main(dataset).short: of for dataset, of in found.items()})
+    several = any(len(measurement.cells) > 1 for of in found.values() for measurement in of.values())
+    seeds = "Mean over seeds; (k/n): mean over the k of n seeds that reached the target." if several else ""
+    fewer = _fewer_note({measurements.main(dataset).short: of for dataset, of in found.items()})
     _notes(figure, [way, f"Parameters: sent and received. {seeds}".strip(), fewer])
     return figure
 
 
-def _draw_costs(axes: "Axes", found: Mapping[str, Outcome], protocol: Protocol, target: float, what: str) -> None:
+def _draw_costs(axes: "Axes", found: Mapping[str, Measurement], protocol: Protocol, target: float, what: str) -> None:
     from matplotlib.ticker import FuncFormatter
 
-    costs = {method: outcome.cost(protocol, target, what) for method, outcome in found.items()}
+    costs = {method: measurement.cost(protocol, target, what) for method, measurement in found.items()}
     means = {method: float(np.mean(cost.values)) for method, cost in costs.items() if cost and cost.values}
     positive = [value for value in means.values() if value > 0] or [1.0]
     low, high = min(positive), max(positive)
@@ -401,7 +388,7 @@ def _draw_costs(axes: "Axes", found: Mapping[str, Outcome], protocol: Protocol, 
     axes.set_xscale("log" if logarithmic else "linear")
     axes.set_xlim(start, start * (high / start) ** 1.45 if logarithmic else 1.4 * high)
     for place, (method, cost) in enumerate(costs.items()):
-        colour, mean = STYLES[method].colour, means.get(method)
+        colour, mean = STYLES[method].light, means.get(method)
         if cost and mean is not None:
             axes.barh(place, max(mean - start, 0), left=start, height=0.7, color=colour, linewidth=0)
             text = count(mean) + ("" if cost.everywhere else f" ({len(cost.values)}/{cost.seeds})")
@@ -425,23 +412,23 @@ def _draw_costs(axes: "Axes", found: Mapping[str, Outcome], protocol: Protocol, 
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count(value)))
 
 
-# Inference
+# Inference modes
 
 
-def inference_figure(outcomes: Outcomes, protocol: Protocol) -> "Figure | None":
-    """The four models that a client can serve, each as accurate as it is at the end."""
-    mains = [outcomes.main(dataset) for dataset in outcomes.scale.datasets]
-    found = {main: outcomes.of(main.setting, "fedmrl") for main in mains}
-    if not any(outcome.state == "finished" for outcome in found.values()):
+def inference_figure(measurements: Measurements, protocol: Protocol) -> "Figure | None":
+    """Draws the final accuracy of each inference mode."""
+    mains = [measurements.main(dataset) for dataset in measurements.scale.datasets]
+    found = {main: measurements.of(main.setting, "fedmrl") for main in mains}
+    if not any(measurement.state == "finished" for measurement in found.values()):
         return None
     figure, panels = _panels(1, len(mains), (_width(len(mains)), 1.8), sharey=True)
-    for axes, (main, outcome) in zip(panels, found.items(), strict=True):
+    for axes, (main, measurement) in zip(panels, found.items(), strict=True):
         axes.set_title(main.title)
-        if outcome.state != "finished":
-            _empty(axes, [outcome])
+        if measurement.state != "finished":
+            _empty(axes, [measurement])
             continue
         for place, (mode, colour) in enumerate(MODES.items()):
-            values = [100 * of[mode] for cell in outcome.cells if mode in (of := cell.served(protocol))]
+            values = [100 * of[mode] for cell in measurement.cells if mode in (of := cell.served(protocol))]
             if not values:
                 continue
             deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
@@ -454,53 +441,58 @@ def inference_figure(outcomes: Outcomes, protocol: Protocol) -> "Figure | None":
             )
         axes.set_xticks(range(len(MODES)), list(MODES))
         axes.tick_params(axis="x", length=0)
-    _label([axes for axes, outcome in zip(panels, found.values(), strict=True) if outcome.state == "finished"], "accuracy (%)")
+    _label(
+        [axes for axes, measurement in zip(panels, found.values(), strict=True) if measurement.state == "finished"],
+        "accuracy (%)",
+    )
     panels[0].set_ylim(0, 108)
     panels[0].set_yticks(range(0, 101, 25))
-    several = any(len(outcome.cells) > 1 for outcome in found.values())
+    several = any(len(measurement.cells) > 1 for measurement in found.values())
     spread = " Error bars: sample standard deviation over seeds." if several else ""
-    places = [("FedMRL", main.short, outcome) for main, outcome in found.items() if outcome.state == "failed"]
-    _notes(figure, [f"{WITH_WHAT[protocol]}; mean over all clients.{spread}", *_absences(places)])
+    places = [("FedMRL", main.short, measurement) for main, measurement in found.items() if measurement.state == "failed"]
+    _notes(figure, [f"Last round, each client {MODEL_PHRASES[protocol]}; mean over all clients.{spread}", *_absences(places)])
     return figure
 
 
-# Accuracy by something that is varied
+# Sweeps
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A figure in which one thing is varied along the x axis."""
+    """A figure in which one setting varies along the x axis."""
 
     axis: str
     lines: Mapping[str, Style]
-    points: Callable[[Outcomes, str], dict[float, tuple[Outcome, ...]]]
-    """For a dataset, by what is varied: an outcome for each line."""
+    points: Callable[[Measurements, str], dict[float, tuple[Measurement, ...]]]
+    """Returns the measurements of all lines, by value of the setting, for a dataset."""
 
-    def compared(self, outcomes: Outcomes, dataset: str) -> dict[float, tuple[Outcome, ...]]:
-        """The same over the seeds that all points have in common: the tables' run has more of them than the others."""
-        found = self.points(outcomes, dataset)
-        over = comparable({(x, line): outcome for x, of in found.items() for line, outcome in enumerate(of)})
+    def compared(self, measurements: Measurements, dataset: str) -> dict[float, tuple[Measurement, ...]]:
+        """The points over the seeds they have in common, since the runs of the tables have more seeds than others."""
+        found = self.points(measurements, dataset)
+        over = over_common_seeds({(x, line): measurement for x, of in found.items() for line, measurement in enumerate(of)})
         return {x: tuple(over[x, line] for line in range(len(of))) for x, of in found.items()}
 
 
-def _by_classes(outcomes: Outcomes, dataset: str) -> dict[float, tuple[Outcome, ...]]:
-    settings = {number: class_setting(dataset, number, outcomes.scale) for number in outcomes.scale.classes[dataset]}
-    return {x: (outcomes.of(setting, "fedmrl"), outcomes.of(setting, "fedproto")) for x, setting in settings.items()}
+def _by_classes(measurements: Measurements, dataset: str) -> dict[float, tuple[Measurement, ...]]:
+    settings = {number: class_setting(dataset, number, measurements.scale) for number in measurements.scale.classes[dataset]}
+    return {x: (measurements.of(setting, "fedmrl"), measurements.of(setting, "fedproto")) for x, setting in settings.items()}
 
 
-def _by_alpha(outcomes: Outcomes, dataset: str) -> dict[float, tuple[Outcome, ...]]:
-    settings = {alpha: f"{outcomes.main(dataset).setting}-dirichlet-{alpha}" for alpha in outcomes.scale.alphas}
-    return {x: (outcomes.of(setting, "fedmrl"), outcomes.of(setting, "fedproto")) for x, setting in settings.items()}
+def _by_alpha(measurements: Measurements, dataset: str) -> dict[float, tuple[Measurement, ...]]:
+    settings = {alpha: f"{measurements.main(dataset).setting}-dirichlet-{alpha}" for alpha in measurements.scale.alphas}
+    return {x: (measurements.of(setting, "fedmrl"), measurements.of(setting, "fedproto")) for x, setting in settings.items()}
 
 
-def _by_dim(outcomes: Outcomes, dataset: str) -> dict[float, tuple[Outcome, ...]]:
-    setting = outcomes.main(dataset).setting
-    return {d1: (outcomes.of_dim(setting, d1),) for d1 in outcomes.scale.dims}
+def _by_dim(measurements: Measurements, dataset: str) -> dict[float, tuple[Measurement, ...]]:
+    setting = measurements.main(dataset).setting
+    return {d1: (measurements.of_dim(setting, d1),) for d1 in measurements.scale.dims}
 
 
-def _by_dim_and_mrl(outcomes: Outcomes, dataset: str) -> dict[float, tuple[Outcome, ...]]:
-    setting = outcomes.main(dataset).setting
-    return {d1: (outcomes.of_dim(setting, d1), outcomes.of_dim(setting, d1, mrl=False)) for d1 in outcomes.scale.dims}
+def _by_dim_and_mrl(measurements: Measurements, dataset: str) -> dict[float, tuple[Measurement, ...]]:
+    setting = measurements.main(dataset).setting
+    return {
+        d1: (measurements.of_dim(setting, d1), measurements.of_dim(setting, d1, mrl=False)) for d1 in measurements.scale.dims
+    }
 
 
 AGAINST_FEDPROTO = {"FedMRL": STYLES["fedmrl"], "FedProto": STYLES["fedproto"]}
@@ -510,16 +502,16 @@ SWEEPS: Mapping[str, Sweep] = {
     "d1": Sweep("representation dimension $d_1$", {"FedMRL": STYLES["fedmrl"]}, _by_dim),
     "ablation": Sweep(
         "representation dimension $d_1$",
-        {"FedMRL with MRL": STYLES["fedmrl"], "FedMRL without MRL": Style(WITHOUT_MRL.light, WITHOUT_MRL.marker)},
+        {"FedMRL with MRL": STYLES["fedmrl"], "FedMRL without MRL": WITHOUT_MRL},
         _by_dim_and_mrl,
     ),
 }
 
 
-def sweep_figure(outcomes: Outcomes, sweep: Sweep) -> "Figure | None":
-    """A panel for each dataset; full lines under the fair protocol, dotted ones for own copies, dashed ones for the paper's."""
-    mains = [outcomes.main(dataset) for dataset in outcomes.scale.datasets]
-    found = {main: sweep.compared(outcomes, main.dataset) for main in mains}
+def sweep_figure(measurements: Measurements, sweep: Sweep) -> "Figure | None":
+    """Draws a sweep, with a panel for each dataset; the dash of a line tells the protocol."""
+    mains = [measurements.main(dataset) for dataset in measurements.scale.datasets]
+    found = {main: sweep.compared(measurements, main.dataset) for main in mains}
     shown = [main for main, points in found.items() if any(o.state == "finished" for of in points.values() for o in of)]
     if not shown:
         return None
@@ -527,15 +519,15 @@ def sweep_figure(outcomes: Outcomes, sweep: Sweep) -> "Figure | None":
     for axes, main in zip(panels, mains, strict=True):
         axes.set_title(main.title)
         if main not in shown:
-            _empty(axes, [outcome for of in found[main].values() for outcome in of])
+            _empty(axes, [measurement for of in found[main].values() for measurement in of])
             continue
         for number, style in enumerate(sweep.lines.values()):
             for protocol in PROTOCOLS:
-                _draw_sweep(axes, {x: outcomes[number] for x, outcomes in found[main].items()}, protocol, style)
+                _draw_sweep(axes, {x: measurements[number] for x, measurements in found[main].items()}, protocol, style)
         axes.set_xticks(list(found[main]))
         axes.margins(y=0.12)
         bottom, top = axes.get_ylim()
-        crossed = any(outcome.state == "failed" for of in found[main].values() for outcome in of)
+        crossed = any(measurement.state == "failed" for of in found[main].values() for measurement in of)
         axes.set_ylim(bottom - (0.12 * (top - bottom) if crossed else 0), min(101.0, top))
         _round_ticks(axes.yaxis)
         low, high = min(found[main]), max(found[main])
@@ -543,20 +535,20 @@ def sweep_figure(outcomes: Outcomes, sweep: Sweep) -> "Figure | None":
         axes.set_xlabel(sweep.axis)
         axes.grid(visible=True, axis="y")
     _label([axes for axes, main in zip(panels, mains, strict=True) if main in shown], "accuracy (%)")
-    protocols = {SHORT[protocol]: Style(GREY, "", PROTOCOL_DASHES[protocol]) for protocol in PROTOCOLS}
+    protocols = {SHORT[protocol]: Style(GREY, GREY, "", PROTOCOL_DASHES[protocol]) for protocol in PROTOCOLS}
     _legend(figure, {**sweep.lines, **protocols}, columns=2 if len(mains) == 1 else 5)
     absent = [
-        (name, f"{main.dataset_title} at {x:g}", outcome)
+        (name, f"{main.dataset_title} at {x:g}", measurement)
         for main in shown
         for x, of in found[main].items()
-        for name, outcome in zip(sweep.lines, of, strict=True)
+        for name, measurement in zip(sweep.lines, of, strict=True)
     ]
-    seeds = {main: finished_seeds(outcome for of in found[main].values() for outcome in of) for main in shown}
-    several = any(len(outcome.cells) > 1 for _, _, outcome in absent)
+    seeds = {main: finished_seeds(measurement for of in found[main].values() for measurement in of) for main in shown}
+    several = any(len(measurement.cells) > 1 for _, _, measurement in absent)
     _notes(
         figure,
         [
-            " ".join(f"{main.dataset_title}: {seeds_said(of)}." for main, of in seeds.items()),
+            " ".join(f"{main.dataset_title}: {format_seeds(of)}." for main, of in seeds.items()),
             "Error bars: sample standard deviation, where there are several seeds." if several else "",
             *_absences(absent, "Failed to converge (×)"),
         ],
@@ -564,21 +556,21 @@ def sweep_figure(outcomes: Outcomes, sweep: Sweep) -> "Figure | None":
     return figure
 
 
-def _draw_sweep(axes: "Axes", points: Mapping[float, Outcome], protocol: Protocol, style: Style) -> None:
-    spreads = [outcome.percent(protocol) for outcome in points.values()]
+def _draw_sweep(axes: "Axes", points: Mapping[float, Measurement], protocol: Protocol, style: Style) -> None:
+    spreads = [measurement.percent(protocol) for measurement in points.values()]
     fair = protocol == "fair"
     axes.errorbar(
         list(points), [spread.mean if spread else np.nan for spread in spreads],
         yerr=[(spread.deviation or 0) if spread else np.nan for spread in spreads], elinewidth=0.7, capthick=0.7,
-        color=style.colour, linestyle=PROTOCOL_DASHES[protocol], linewidth=1.5 if fair else 0.9, marker=style.marker,
-        markersize=4 if fair else 3.2, markerfacecolor=style.colour if fair else "white", zorder=4 if fair else 3,
+        color=style.light, linestyle=PROTOCOL_DASHES[protocol], linewidth=1.5 if fair else 0.9, marker=style.marker,
+        markersize=4 if fair else 3.2, markerfacecolor=style.light if fair else "white", zorder=4 if fair else 3,
     )  # fmt: skip
-    failed = [x for x, outcome in points.items() if outcome.state == "failed"]
+    failed = [x for x, measurement in points.items() if measurement.state == "failed"]
     if failed:
-        axes.plot(failed, [0.04] * len(failed), "x", color=style.colour, markersize=5, transform=axes.get_xaxis_transform())
+        axes.plot(failed, [0.04] * len(failed), "x", color=style.light, markersize=5, transform=axes.get_xaxis_transform())
 
 
-FIGURES: "Mapping[str, Callable[[Outcomes], Figure | None]]" = {
+FIGURES: "Mapping[str, Callable[[Measurements], Figure | None]]" = {
     "curves": partial(curves_figure, protocol="fair"),
     "curves-own": partial(curves_figure, protocol="own"),
     "curves-paper": partial(curves_figure, protocol="paper"),

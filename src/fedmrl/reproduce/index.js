@@ -1,4 +1,4 @@
-// The page of a reproduction: draws its charts and the table of runs, and again when another way to count is chosen.
+// The page of a reproduction: draws the charts and the table of runs, and redraws the charts when another protocol is chosen.
 const hidden = new Set();
 const boxes = (section) => [...document.querySelectorAll(`#${section} [data-chart]`)].map((box) => [box, box.dataset]);
 

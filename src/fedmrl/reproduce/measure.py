@@ -1,4 +1,4 @@
-"""Measuring what is missing: runs that survive being stopped, and a cell written for each as soon as it is there."""
+"""Running of missing cells, which can be interrupted and resumed; each cell is written as soon as its run ends."""
 
 import json
 import math
@@ -20,9 +20,9 @@ from fedmrl.federation.launch import pick_device, run_seeds
 from fedmrl.federation.server import OnRound
 from fedmrl.federation.setup import schedule
 from fedmrl.federation.summary import device_name
-from fedmrl.reproduce.cells import Cell, cell_of, file_of, hash_of, read_cell, read_cells, write_cell
+from fedmrl.reproduce.cells import Cell, cell_path, make_cell, read_cell, read_cells, recipe_hash, write_cell
 from fedmrl.reproduce.experiments import PAPER, RunSpec, Scale
-from fedmrl.reproduce.processes import side_by_side
+from fedmrl.reproduce.processes import run_parallel
 from fedmrl.results import Record
 
 _SAMPLES = {"digits": 1_797, "cifar10": 60_000, "cifar100": 60_000}  # so that an estimate needs no data
@@ -31,43 +31,43 @@ Watch = Callable[[RunSpec], AbstractContextManager[OnRound]]
 
 @dataclass(frozen=True)
 class Estimate:
-    """How long a run should take here, and what that is drawn from."""
+    """The estimated duration of a run, and what the estimate is based on."""
 
     seconds: float
     source: str
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A run that ended: what it came to, and how long the others should still take."""
+class RunProgress:
+    """A run that ended: its result as text, and the estimated time for the rest."""
 
     name: str
     said: str
     seconds_left: float
 
 
-def missing(specs: Iterable[RunSpec], folder: Path) -> list[RunSpec]:
-    """What is not measured yet, each with the seeds that are still to be run. A cell of another recipe does not count."""
+def missing_runs(specs: Iterable[RunSpec], folder: Path) -> list[RunSpec]:
+    """The runs with missing seeds, reduced to those; a cell of another recipe does not count."""
     left = []
     for one in specs:
-        there = {cell.seed for cell in measured([one], folder)}
+        there = {cell.seed for cell in measured_cells([one], folder)}
         if seeds := tuple(seed for seed in one.seeds if seed not in there):
             left.append(replace(one, seeds=seeds))
     return left
 
 
-def measured(specs: Iterable[RunSpec], folder: Path) -> list[Cell]:
-    """The cells that there are already."""
-    asked = [(file_of(folder, one.setting, one.variant, seed), one.recipe) for one in specs for seed in one.seeds]
+def measured_cells(specs: Iterable[RunSpec], folder: Path) -> list[Cell]:
+    """The existing cells of these runs."""
+    asked = [(cell_path(folder, one.setting, one.variant, seed), one.recipe) for one in specs for seed in one.seeds]
     found = [(read_cell(path), recipe) for path, recipe in asked if path.is_file()]
-    return [cell for cell, recipe in found if cell.is_of(recipe)]
+    return [cell for cell, recipe in found if cell.matches(recipe)]
 
 
-def forget(specs: Iterable[RunSpec], folder: Path) -> None:
-    """Delete the cells that there are, so that they are measured anew."""
+def delete_cells(specs: Iterable[RunSpec], folder: Path) -> None:
+    """Deletes the existing cells of these runs."""
     for one in specs:
         for seed in one.seeds:
-            file_of(folder, one.setting, one.variant, seed).unlink(missing_ok=True)
+            cell_path(folder, one.setting, one.variant, seed).unlink(missing_ok=True)
 
 
 def measure(
@@ -80,8 +80,8 @@ def measure(
     watch: Watch | None = None,
     at_once: int = 1,
 ) -> list[Cell]:
-    """Run it with its seeds as one, and write a cell for each. If it was stopped before, it goes on from there."""
-    runs = [_running(one, seed, folder) for seed in one.seeds]
+    """Runs all seeds together, resuming an interrupted run, and writes a cell for each seed."""
+    runs = [_run_folder(one, seed, folder) for seed in one.seeds]
     resume = any((path / "config.toml").exists() for path in runs)
     with watch(one) if watch else nullcontext() as on_round:
         outcomes = run_seeds(
@@ -92,10 +92,10 @@ def measure(
     cells = []
     for path, outcome in zip(runs, outcomes, strict=True):
         recipe = one.recipe.model_copy(update={"seed": outcome.seed})
-        cells.append(cell_of(one.setting, one.variant, recipe, outcome, {"command": command, "at_once": at_once}))
+        cells.append(make_cell(one.setting, one.variant, recipe, outcome, {"command": command, "at_once": at_once}))
         write_cell(folder, cells[-1])
         shutil.rmtree(path, ignore_errors=True)
-    with suppress(OSError):  # others are running there
+    with suppress(OSError):  # other runs still use the folder
         for parent in runs[0].parents[:2]:
             parent.rmdir()
     return cells
@@ -112,20 +112,20 @@ def measure_all(
     watch: Watch | None = None,
     until: float = math.inf,
     at_once: int = 1,
-) -> Generator[Measured, None, None]:
-    """The same for many, telling of each as it ends. With several at once, one keeps the device busy while another starts.
+) -> Generator[RunProgress, None, None]:
+    """Performs many runs, up to `jobs` in parallel, and yields the progress after each.
 
-    At `until`, by the monotonic clock, what runs is stopped so that it can go on, and nothing more is started. `at_once` says
-    how many run at the same time as seen from outside, if these are some of many.
+    At `until` (monotonic clock), running ones are interrupted so that they can be resumed, and no others start. `at_once` is
+    written to the cells: the number of runs that share the device, including those of other processes.
     """
 
     def alone(one: RunSpec) -> list[Cell]:
-        stopping = _stopping(watch, until)
+        stopping = _with_deadline(watch, until)
         return measure(one, folder, scale=scale, device=device, engine=engine, watch=stopping, at_once=at_once)
 
     started, todo, done = time.monotonic(), sum(map(_work, left)), 0.0
     if jobs == 1:
-        ends = _in_turn(left, until, alone)
+        ends = _one_by_one(left, until, alone)
     else:
         options = ["--out", str(folder), "--device", device, "--engine", engine, "--scale", scale.name]
         options += ["--at-once", str(min(jobs, len(left)))]
@@ -133,11 +133,11 @@ def measure_all(
     for one, said in ends:
         done += _work(one)
         rest = (time.monotonic() - started) / done * (todo - done)
-        yield Measured(one.label, said, rest)
+        yield RunProgress(one.label, said, rest)
 
 
 def _work(one: RunSpec) -> float:
-    return samples_of(one) * len(one.seeds)
+    return training_samples(one) * len(one.seeds)
 
 
 def _said(cells: Iterable[Cell]) -> str:
@@ -145,7 +145,7 @@ def _said(cells: Iterable[Cell]) -> str:
     return ", ".join("diverged" if accuracy is None else f"{accuracy:.1%}" for accuracy in found)
 
 
-def _in_turn(left: Sequence[RunSpec], until: float, run: Callable[[RunSpec], list[Cell]]) -> Iterator[tuple[RunSpec, str]]:
+def _one_by_one(left: Sequence[RunSpec], until: float, run: Callable[[RunSpec], list[Cell]]) -> Iterator[tuple[RunSpec, str]]:
     for one in left:
         if time.monotonic() >= until:
             return
@@ -157,8 +157,8 @@ def _in_turn(left: Sequence[RunSpec], until: float, run: Callable[[RunSpec], lis
             return
 
 
-def _stopping(watch: Watch | None, until: float) -> Watch:
-    """The same, and when the time is up a run is stopped after a whole round."""
+def _with_deadline(watch: Watch | None, until: float) -> Watch:
+    """Wraps `watch` to interrupt a run after the first round past `until`."""
 
     @contextmanager
     def watching(one: RunSpec) -> Iterator[OnRound]:
@@ -183,19 +183,19 @@ def _in_processes(
         name: ["reproduce", one.name, "--seeds", ",".join(map(str, one.seeds)), "--no-report", *options]
         for name, one in named.items()
     }
-    with closing(side_by_side(commands, jobs, until)) as ends:
+    with closing(run_parallel(commands, jobs, until)) as ends:
         for ended in ends:
             one = named[ended.name]
-            if ended.code == 2:  # a user's mistake, and so one that all the others would meet too
+            if ended.code == 2:  # a user's mistake, which would also end all other runs
                 raise UserError(ended.said)
-            cells = [read_cell(file_of(folder, one.setting, one.variant, seed)) for seed in one.seeds if not ended.code]
+            cells = [read_cell(cell_path(folder, one.setting, one.variant, seed)) for seed in one.seeds if not ended.code]
             yield one, _said(cells) if cells else f"failed ({ended.said})"
 
 
-def _running(one: RunSpec, seed: int, folder: Path) -> Path:
-    """Where a run lies until it is over. One that would give other numbers cannot go on, and is deleted."""
+def _run_folder(one: RunSpec, seed: int, folder: Path) -> Path:
+    """The folder of an unfinished run; deletes those of outdated recipes, which cannot be resumed."""
     name = f"{one.variant}-seed-{seed}"
-    own = folder / "running" / one.setting / f"{name}-{hash_of(one.recipe)}"
+    own = folder / "running" / one.setting / f"{name}-{recipe_hash(one.recipe)}"
     for other in own.parent.glob(f"{name}-*"):
         if other != own:
             shutil.rmtree(other)
@@ -204,38 +204,38 @@ def _running(one: RunSpec, seed: int, folder: Path) -> Path:
 
 @cache
 def _data(table: str) -> Dataset:
-    """What a recipe's `[data]` table names, as JSON; loaded once, however many runs use it."""
+    """Loads the dataset of a `[data]` table, given as JSON so that it can be cached."""
     return sources.load(parse_recipe({"data": json.loads(table)}, "data").data)
 
 
-class Clock:
-    """Says how long runs should take on this device: by cells that were measured on it, else by a round that it times."""
+class Estimator:
+    """Estimates the duration of runs on this device, from cells measured on it or else by timing a round."""
 
     def __init__(self, folder: Path, device: str = "auto", tell: Callable[[str], None] = lambda _: None) -> None:
         self._tell = tell
         self.place = pick_device(device)
         self.device = device_name(self.place)
         self._cells = [cell for cell in read_cells(folder) if cell.device == self.device and cell.status == "finished"]
-        self._timed: dict[str, _Pace] = {}
+        self._timed: dict[str, _RoundTimes] = {}
 
     def estimate(self, one: RunSpec) -> Estimate:
-        """Of all its seeds. Cells of as many seeds as one count before others: the more of them, the faster each."""
+        """Estimates a run with all its seeds, preferably from cells with as many seeds: the more, the faster each."""
         same_cell = [cell for cell in self._cells if (cell.setting, cell.variant) == (one.setting, one.variant)]
         same_method = [cell for cell in self._cells if cell.method == one.recipe.method.name]
         for cells, source in ((same_cell, "its other seeds"), (same_method, "other cells of the method")):
             if cells:
                 alike = [cell for cell in cells if cell.together == len(one.seeds)] or cells
                 rate = float(np.median([_samples_a_second(cell) for cell in alike]))
-                return Estimate(self._start + samples_of(one) * len(one.seeds) / rate, source)
-        return Estimate(self._pace(one).seconds(one), "a round, timed")
+                return Estimate(self._start + training_samples(one) * len(one.seeds) / rate, source)
+        return Estimate(self._pace(one).seconds(one), "a timed round")
 
     @property
     def _start(self) -> float:
-        """Seconds of a run that are not in its rounds."""
+        """The seconds of a run outside its rounds."""
         return float(np.median([max(0.0, cell.wall_seconds - sum(cell.seconds.values())) for cell in self._cells]))
 
-    def _pace(self, one: RunSpec) -> "_Pace":
-        """Of the method, by a round of an epoch of whichever of its runs is asked about first."""
+    def _pace(self, one: RunSpec) -> "_RoundTimes":
+        """Times a round of the method with one epoch, once for each method."""
         from fedmrl.bench import measure as timed
 
         method = one.recipe.method.name
@@ -248,24 +248,24 @@ class Clock:
                 recipe, one.name, device=self.place.type, ways=[way], precisions=[training.precision], fused=1, repeats=1,
                 on_noise=recipe.data.name != "digits",
             )  # fmt: skip
-            self._timed[method] = _Pace.of(result["rows"][0], recipe)
+            self._timed[method] = _RoundTimes.of(result["rows"][0], recipe)
         return self._timed[method]
 
 
 @dataclass(frozen=True)
-class _Pace:
-    """Seconds that things take."""
+class _RoundTimes:
+    """The duration of a round's parts, in seconds."""
 
     start: float
     sample: float
-    """To train on it once."""
+    """Training on one sample."""
     upload: float
-    """To encode a client's, and to aggregate it."""
+    """Encoding and aggregating one client's upload."""
     tested: float
-    """To predict a test sample."""
+    """Predicting one test sample."""
 
     @classmethod
-    def of(cls, timed: Mapping[str, Any], recipe: Recipe) -> "_Pace":
+    def of(cls, timed: Mapping[str, Any], recipe: Recipe) -> "_RoundTimes":
         seconds, clients = timed["seconds"], timed["clients"]
         train, test = _samples_a_client(recipe)
         return cls(
@@ -276,28 +276,28 @@ class _Pace:
         )
 
     def seconds(self, one: RunSpec) -> float:
-        """Of all the seeds of a run."""
+        """The duration of a run with all its seeds."""
         recipe, who = one.recipe, schedule(one.recipe)
         _, test = _samples_a_client(recipe)
         of_all = {*range(recipe.evaluation.every, recipe.rounds, recipe.evaluation.every), recipe.rounds}
         tested = sum(recipe.clients if number in of_all else len(clients) for number, clients in enumerate(who, start=1))
-        each = samples_of(one) * self.sample + sum(map(len, who)) * self.upload
+        each = training_samples(one) * self.sample + sum(map(len, who)) * self.upload
         return self.start + len(one.seeds) * (each + (tested + recipe.clients) * test * self.tested)
 
 
 def _samples_a_client(recipe: Recipe) -> tuple[float, float]:
-    """To train on and to test with, on average."""
+    """The average numbers of training and test samples of a client."""
     each = _SAMPLES[recipe.data.name] / recipe.clients
     return each * (1 - recipe.partition.test_share), each * recipe.partition.test_share
 
 
-def samples_of(one: RunSpec) -> float:
-    """How many samples one seed trains on, from first round to last."""
+def training_samples(one: RunSpec) -> float:
+    """The number of samples that one seed trains on, over all rounds."""
     return sum(map(len, schedule(one.recipe))) * one.recipe.training.epochs * _samples_a_client(one.recipe)[0]
 
 
 def _samples_a_second(cell: Cell) -> float:
-    """Of the device, whatever shared it."""
+    """The device's training speed, over all runs that shared it."""
     recipe, clients = cell.recipe, cell.clients
     assert clients is not None
     turns = max(1, round(float(recipe["participation"]) * recipe["clients"])) * int(recipe["rounds"])

@@ -1,4 +1,4 @@
-"""Commands side by side, each a process of its own: while one starts, another keeps the device busy."""
+"""Parallel fedmrl commands, each in its own process, which keeps the device busy while another one starts."""
 
 import math
 import signal
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import IO
 
 _PROGRAM = (sys.executable, "-m", "fedmrl")
-_LOOK = 0.05  # seconds between two looks at what is running
+_POLL_SECONDS = 0.05  # seconds between two checks of running processes
 
 
 @dataclass(frozen=True)
-class Ended:
-    """A command that came to its end: its name, its exit code, and the last line that it said of itself."""
+class ExitedProcess:
+    """A command that ended: its name, exit code, and last line of output."""
 
     name: str
     code: int
@@ -32,24 +32,27 @@ class _Running:
     @classmethod
     def start(cls, name: str, words: Sequence[str]) -> "_Running":
         said = tempfile.TemporaryFile()  # noqa: SIM115, closed by `ended`
-        # In a session of its own, so that a Ctrl-C is heard once, here, and passed on.
+        # In its own session, so that Ctrl-C reaches only this process, which stops the others.
         asked = [*_PROGRAM, *words]
         return cls(name, subprocess.Popen(asked, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True), said)
 
-    def ended(self) -> Ended:
-        """What came of it; waits for it."""
+    def ended(self) -> ExitedProcess:
+        """Waits for the process and returns its result."""
         code = self.process.wait()
         self.said.seek(0)
         lines = self.said.read().decode(errors="replace").strip().splitlines()
         self.said.close()
         if code < 0:
-            return Ended(self.name, code, f"ended by {signal.Signals(-code).name}")
-        return Ended(self.name, code, lines[-1].removeprefix("fedmrl: ") if lines else "it ended without a word")
+            return ExitedProcess(self.name, code, f"ended by {signal.Signals(-code).name}")
+        return ExitedProcess(self.name, code, lines[-1].removeprefix("fedmrl: ") if lines else "it ended without a message")
 
 
-def side_by_side(commands: Mapping[str, Sequence[str]], jobs: int, until: float = math.inf) -> Generator[Ended, None, None]:
-    """Run commands of fedmrl, so many at once, and tell of each as it ends. At `until`, by the monotonic clock, or when nobody
-    listens any more, those that run are asked to stop, and no other is started.
+def run_parallel(
+    commands: Mapping[str, Sequence[str]], jobs: int, until: float = math.inf
+) -> Generator[ExitedProcess, None, None]:
+    """Runs fedmrl commands, up to `jobs` in parallel, and yields each one's result when it ends.
+
+    At `until` (monotonic clock), or when the generator is closed, running commands are told to stop and no others start.
     """
     waiting, running = list(commands.items()), list[_Running]()
     try:
@@ -59,9 +62,9 @@ def side_by_side(commands: Mapping[str, Sequence[str]], jobs: int, until: float 
             for one in [one for one in running if one.process.poll() is not None]:
                 running.remove(one)
                 yield one.ended()
-            time.sleep(_LOOK)
+            time.sleep(_POLL_SECONDS)
     finally:
         for one in running:
-            one.process.terminate()  # and not by SIGINT, which what is started in the background of a shell never hears
+            one.process.terminate()  # not SIGINT, which background processes of a shell ignore
         for one in running:
             one.ended()

@@ -1,4 +1,4 @@
-"""Measured again: how far a second measurement is from the one that is stored."""
+"""Repeatability: how far a second measurement is from the stored one."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -12,14 +12,14 @@ from fedmrl.results import PROTOCOLS, Protocol
 REPEATABILITY_COLUMNS = ("cell", "seed", "protocol", "stored", "again", "difference", "spread over seeds")
 
 
-def folder_of(folder: Path) -> Path:
-    """Where what is measured again lies, so that what is stored stays as it is."""
+def repeat_folder(folder: Path) -> Path:
+    """The folder of repeated runs, separate from the stored ones."""
     return folder / "again"
 
 
-def repeated(specs: Iterable[RunSpec], folder: Path) -> Iterator[tuple[str, ...]]:
-    """A row for each seed and protocol, in percent; the spread is that of the stored seeds."""
-    stored, new = read_cells(folder), read_cells(folder_of(folder))
+def repeatability_rows(specs: Iterable[RunSpec], folder: Path) -> Iterator[tuple[str, ...]]:
+    """A row for each seed and protocol, in percent; the spread is over the stored seeds."""
+    stored, new = read_cells(folder), read_cells(repeat_folder(folder))
     for one in specs:
         before, now = (_of(one, cells) for cells in (stored, new))
         for seed in one.seeds:
@@ -29,7 +29,7 @@ def repeated(specs: Iterable[RunSpec], folder: Path) -> Iterator[tuple[str, ...]
 
 def _of(one: RunSpec, cells: Iterable[Cell]) -> dict[int, Cell]:
     same = (one.setting, one.variant)
-    return {cell.seed: cell for cell in cells if (cell.setting, cell.variant) == same and cell.is_of(one.recipe)}
+    return {cell.seed: cell for cell in cells if (cell.setting, cell.variant) == same and cell.matches(one.recipe)}
 
 
 def _row(one: RunSpec, seed: int, protocol: Protocol, before: dict[int, Cell], now: dict[int, Cell]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Outcomes: what the seeds of a variant came to, and the names by which tables and figures call what was measured."""
+"""Measurements: the cells of a variant over its seeds, and the titles that tables and figures use."""
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -9,13 +9,13 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from fedmrl.methods import METHODS
-from fedmrl.report.tables import seeds_said
+from fedmrl.report.tables import format_seeds
 from fedmrl.reproduce.cells import Cell, by_variant
-from fedmrl.reproduce.experiments import EXPERIMENTS, METHOD_ORDER, RunSpec, Scale, dim_variant, printed, run_specs
+from fedmrl.reproduce.experiments import EXPERIMENTS, METHOD_ORDER, RunSpec, Scale, dim_variant, paper_results, run_specs
 from fedmrl.results import PROTOCOLS, Protocol
 
 T = TypeVar("T")
-State = Literal["finished", "failed", "missing", "apart"]
+State = Literal["finished", "failed", "missing", "incomparable"]
 Kind = Literal["heterogeneous", "homogeneous"]
 
 DATASET_TITLES: Mapping[str, str] = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "digits": "Digits"}
@@ -26,12 +26,12 @@ PROTOCOL_TITLES: Mapping[Protocol, str] = {
 }
 TITLES: Mapping[str, str] = {method: METHODS[method].title for method in METHOD_ORDER}
 COSTS: Mapping[str, str] = {"rounds": "rounds", "parameters": "parameters", "flops": "FLOPs"}
-"""What is counted until a target is reached, and what it is called."""
+"""The kinds of cost until a target, with their titles."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A mean over seeds with the sample standard deviation, which one seed does not have."""
+    """A mean over seeds with the sample standard deviation; None for a single seed."""
 
     mean: float
     deviation: float | None
@@ -48,7 +48,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Cost:
-    """What reaching the target took: one number for each seed that did, out of all seeds."""
+    """The cost of a target: the values of the seeds that reached it, and the number of all seeds."""
 
     values: tuple[float, ...]
     seeds: int
@@ -60,36 +60,36 @@ class Cost:
 
     @property
     def mean(self) -> float | None:
-        """Over all seeds, if every one reached it: those that did alone would flatter it."""
+        """The mean over all seeds; None if a seed missed the target, since the mean over the others would look too good."""
         return float(np.mean(self.values)) if self.everywhere else None
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The cells of one variant in one setting, a cell for each seed; none if it was not measured."""
+class Measurement:
+    """The cells of one variant in one setting, one for each seed; empty if not measured."""
 
     cells: tuple[Cell, ...] = ()
-    apart: bool = False
-    """Whether it was measured, but with no seed of those that it is compared with."""
+    incomparable: bool = False
+    """Whether it was measured, but has no seed in common with the others."""
 
     @property
     def state(self) -> State:
-        """A variant that failed to converge with any seed has failed: its other seeds alone would flatter it."""
-        if self.apart:
-            return "apart"
+        """The state; a variant has failed if any seed failed, since the mean over the others would be too good."""
+        if self.incomparable:
+            return "incomparable"
         if not self.cells:
             return "missing"
         return "finished" if all(cell.converged for cell in self.cells) else "failed"
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """The seeds it was measured with."""
+        """The measured seeds."""
         return tuple(cell.seed for cell in self.cells)
 
-    def on(self, seeds: Container[int]) -> "Outcome":
-        """The same with these seeds alone."""
+    def on(self, seeds: Container[int]) -> "Measurement":
+        """The measurement restricted to these seeds."""
         kept = tuple(cell for cell in self.cells if cell.seed in seeds)
-        return Outcome(kept, apart=not kept)
+        return Measurement(kept, incomparable=not kept)
 
     def accuracies(self, protocol: Protocol) -> list[float]:
         """The accuracy (0 to 1) of each seed that has one."""
@@ -126,66 +126,70 @@ class Outcome:
         return " ".join(said if len(self.cells) > 1 else said[:1])
 
 
-def with_common_seed(found: Mapping[T, Outcome]) -> dict[T, Outcome]:
-    """Sets apart who lacks the seed that most have, so that any two of the others can be compared.
+def mark_incomparable(found: Mapping[T, Measurement]) -> dict[T, Measurement]:
+    """Marks measurements without the most common seed as incomparable, so that all others share at least that one.
 
-    One that failed stays as it is, as it has nothing to compare.
+    Failed measurements stay as they are.
     """
-    votes = Counter(seed for outcome in found.values() if outcome.state == "finished" for seed in outcome.seeds)
+    votes = Counter(seed for measurement in found.values() if measurement.state == "finished" for seed in measurement.seeds)
     if not votes:
         return dict(found)
     most = min(votes, key=lambda seed: (-votes[seed], seed))
-    lacks = {key for key, outcome in found.items() if outcome.state == "finished" and most not in outcome.seeds}
-    return {key: Outcome(apart=True) if key in lacks else outcome for key, outcome in found.items()}
+    lacks = {key for key, measurement in found.items() if measurement.state == "finished" and most not in measurement.seeds}
+    return {key: Measurement(incomparable=True) if key in lacks else measurement for key, measurement in found.items()}
 
 
-def in_pair(one: Outcome, other: Outcome) -> tuple[Outcome, Outcome]:
-    """Two outcomes over the seeds that both have: else one may be ahead by an easier seed."""
+def on_shared_seeds(one: Measurement, other: Measurement) -> tuple[Measurement, Measurement]:
+    """Two measurements over the seeds that both have, since an easier seed would favour one of them."""
     common = set(one.seeds) & set(other.seeds)
     return one.on(common), other.on(common)
 
 
 def ahead_of_each(
-    found: Mapping[T, Outcome], value: Callable[[Outcome], float | None], *, shown: Callable[[float], str], low: bool = False
+    found: Mapping[T, Measurement],
+    value: Callable[[Measurement], float | None],
+    *,
+    shown: Callable[[float], str],
+    low: bool = False,
 ) -> dict[T, int | None]:
-    """How many others are ahead of each, pair by pair over common seeds, by what is shown; None for who has no value."""
+    """The number of others ahead of each, compared in pairs over common seeds after rounding; None without a value."""
 
-    def is_ahead(one: Outcome, other: Outcome) -> bool:
-        a, b = map(value, in_pair(one, other))
+    def is_ahead(one: Measurement, other: Measurement) -> bool:
+        a, b = map(value, on_shared_seeds(one, other))
         return a is not None and b is not None and shown(a) != shown(b) and (a < b) == low
 
-    known = {key for key, outcome in found.items() if value(outcome) is not None}
+    known = {key for key, measurement in found.items() if value(measurement) is not None}
     return {
-        key: sum(is_ahead(found[other], outcome) for other in known if other != key) if key in known else None
-        for key, outcome in found.items()
+        key: sum(is_ahead(found[other], measurement) for other in known if other != key) if key in known else None
+        for key, measurement in found.items()
     }
 
 
-def comparable(found: Mapping[T, Outcome]) -> dict[T, Outcome]:
-    """A line's points, over the seeds that all of them have in common; who lacks the seed that most have is `apart`."""
-    rest = with_common_seed(found)
-    finished = {key: set(outcome.seeds) for key, outcome in rest.items() if outcome.state == "finished"}
+def over_common_seeds(found: Mapping[T, Measurement]) -> dict[T, Measurement]:
+    """A line's points over the seeds that all have in common; points without the most common seed become incomparable."""
+    rest = mark_incomparable(found)
+    finished = {key: set(measurement.seeds) for key, measurement in rest.items() if measurement.state == "finished"}
     if not finished:
         return rest
     common = set.intersection(*finished.values())
-    return {key: outcome.on(common) if key in finished else outcome for key, outcome in rest.items()}
+    return {key: measurement.on(common) if key in finished else measurement for key, measurement in rest.items()}
 
 
-def fewer_seeds(found: Mapping[T, Outcome]) -> dict[T, str]:
-    """Whose mean lacks a seed that another's has, and which seeds it is over, such as `seed 0`."""
+def fewer_seeds(found: Mapping[T, Measurement]) -> dict[T, str]:
+    """The finished measurements that lack a seed others have, with their seeds as text."""
     every = finished_seeds(found.values())
-    fewer = [key for key, outcome in found.items() if outcome.state == "finished" and set(outcome.seeds) != every]
-    return {key: seeds_said(found[key].seeds) for key in fewer}
+    fewer = [key for key, measurement in found.items() if measurement.state == "finished" and set(measurement.seeds) != every]
+    return {key: format_seeds(found[key].seeds) for key in fewer}
 
 
-def finished_seeds(found: Iterable[Outcome]) -> set[int]:
-    """The seeds of all that finished."""
-    return {seed for outcome in found if outcome.state == "finished" for seed in outcome.seeds}
+def finished_seeds(found: Iterable[Measurement]) -> set[int]:
+    """All seeds of the finished measurements."""
+    return {seed for measurement in found if measurement.state == "finished" for seed in measurement.seeds}
 
 
 @dataclass(frozen=True)
 class Column:
-    """A dataset and a federation, as the paper's tables have columns."""
+    """A dataset and a federation: a column of the paper's tables."""
 
     dataset: str
     federation: str
@@ -210,37 +214,36 @@ class Column:
 
 
 def dataset_title(dataset: str) -> str:
-    """The name by which people know a dataset."""
+    """The dataset's title."""
     return DATASET_TITLES.get(dataset, dataset)
 
 
 def _titles(methods: Iterable[str]) -> str:
-    return " and ".join(TITLES[method] for method in methods) or "nobody"
+    return " and ".join(TITLES[method] for method in methods) or "none"
 
 
-class Outcomes:
-    """The cells of a reproduction, looked up by what a table or figure asks for.
+class Measurements:
+    """The cells of a reproduction, organised for tables and figures.
 
-    A cell that was measured with another recipe than this version has for it would be compared with what it cannot be
-    compared with, so it is left out, and said to be.
+    Cells whose recipe differs from this version's are not comparable; they are left out and listed in `left_out`.
     """
 
     def __init__(self, cells: Sequence[Cell], scale: Scale) -> None:
         self.scale = scale
         self._specs = {what: run_specs(what, scale, cells) for what in (*EXPERIMENTS, "all")}
         recipes = {(one.setting, one.variant): one.recipe for one in self.specs("all")}
-        kept = [cell for cell in cells if (today := recipes.get(cell.key[:2])) is None or cell.is_of(today)]
+        kept = [cell for cell in cells if (today := recipes.get(cell.key[:2])) is None or cell.matches(today)]
         self.left_out = {cell.key for cell in cells} - {cell.key for cell in kept}
         self._cells = {
-            key: Outcome(tuple(sorted(found, key=lambda cell: cell.seed))) for key, found in by_variant(kept).items()
+            key: Measurement(tuple(sorted(found, key=lambda cell: cell.seed))) for key, found in by_variant(kept).items()
         }
 
     def specs(self, what: str) -> list[RunSpec]:
-        """The runs of an experiment, or of all of them."""
+        """The runs of an experiment, or of `all`."""
         return self._specs[what]
 
     def runs(self, what: str) -> list[Cell | None]:
-        """A cell for each run of an experiment; None where it is not measured."""
+        """The cell of each run of an experiment; None if not measured."""
         return [
             next((cell for cell in self.of(one.setting, one.variant).cells if cell.seed == seed), None)
             for one in self.specs(what)
@@ -248,61 +251,63 @@ class Outcomes:
         ]
 
     def is_whole(self, what: str) -> bool:
-        """Whether an experiment is measured, with every seed."""
+        """Whether every run of an experiment is measured."""
         return all(self.runs(what))
 
-    def left_out_said(self, settings: Iterable[str]) -> list[str]:
-        """A sentence that names what is left out of these settings, if anything."""
+    def left_out_note(self, settings: Iterable[str]) -> list[str]:
+        """A sentence on the cells of these settings that are left out, if any."""
         here, names = set(settings), dict[str, list[int]]()
         for setting, variant, seed in sorted(key for key in self.left_out if key[0] in here):
             names.setdefault(f"{setting}/{variant}", []).append(seed)
-        said = ", ".join(f"{name} ({seeds_said(seeds)})" for name, seeds in names.items())
-        return [f"Left out, as measured with another recipe than this version has: {said}."] if names else []
+        said = ", ".join(f"{name} ({format_seeds(seeds)})" for name, seeds in names.items())
+        return [f"Left out, since their recipe differs from this version's: {said}."] if names else []
 
-    def of(self, setting: str, variant: str) -> Outcome:
-        """What came out, if anything."""
-        return self._cells.get((setting, variant), Outcome())
+    def of(self, setting: str, variant: str) -> Measurement:
+        """The measurement of a variant in a setting, which may be empty."""
+        return self._cells.get((setting, variant), Measurement())
 
-    def methods(self, setting: str) -> dict[str, Outcome]:
-        """What came out of each method."""
+    def methods(self, setting: str) -> dict[str, Measurement]:
+        """The measurement of each method."""
         return {method: self.of(setting, method) for method in METHOD_ORDER}
 
-    def compared(self, setting: str) -> dict[str, Outcome]:
-        """Of each method what can be compared with the others."""
-        return with_common_seed(self.methods(setting))
+    def compared(self, setting: str) -> dict[str, Measurement]:
+        """The measurement of each method, with incomparable ones marked."""
+        return mark_incomparable(self.methods(setting))
 
     def first(self, setting: str, protocol: Protocol) -> list[str]:
-        """The methods that none is ahead of."""
-        ranks = ahead_of_each(self.compared(setting), lambda outcome: outcome.mean(protocol), shown="{:.2f}".format)
+        """The methods that no other method is ahead of."""
+        ranks = ahead_of_each(self.compared(setting), lambda measurement: measurement.mean(protocol), shown="{:.2f}".format)
         return [method for method, ahead in ranks.items() if ahead == 0]
 
     def disagreements(self, columns: Iterable["Column"]) -> list[str]:
-        """A sentence that names the columns in which `fair` and `own` disagree about who is first, if there are any."""
+        """A sentence on the columns in which `fair` and `own` disagree about the first place, if any."""
         said = []
         for column in columns:
             fair, own = (self.first(column.setting, protocol) for protocol in ("fair", "own"))
             if set(fair) != set(own):
                 said.append(f"{column.short} ({_titles(fair)} by fair, {_titles(own)} by own copies)")
-        return [f"The fair protocol and own copies disagree about who is first: {'; '.join(said)}."] if said else []
+        return [f"The fair protocol and own copies disagree about the first place: {'; '.join(said)}."] if said else []
 
     def targets(self, dataset: str) -> list[float]:
-        """The accuracies whose cost is counted: the paper's, and where few reach that, the highest that most do.
+        """The target accuracies: the paper's and, if few methods reach it, the highest multiple of 5% that most methods reach.
 
-        The second is a multiple of 5%, chosen by the fair protocol for all of them.
+        The fair protocol decides the second target for all protocols.
         """
         papers = self.scale.targets[dataset]
-        found = [outcome for outcome in self.methods(self.main(dataset).setting).values() if outcome.state == "finished"]
+        found = [
+            measurement for measurement in self.methods(self.main(dataset).setting).values() if measurement.state == "finished"
+        ]
 
         def most_reach(target: float) -> bool:
-            costs = [outcome.cost("fair", target, "rounds") for outcome in found]
+            costs = [measurement.cost("fair", target, "rounds") for measurement in found]
             return 2 * sum(cost is not None and cost.everywhere for cost in costs) > len(found)
 
         lower = (share / 100 for share in range(95, 0, -5) if papers / 2 <= share / 100 < papers)
         common = None if most_reach(papers) else next((target for target in lower if most_reach(target)), None)
         return [papers] if common is None or len(found) < 2 else [papers, common]
 
-    def of_dim(self, setting: str, d1: int, mrl: bool = True) -> Outcome:
-        """FedMRL with this d1; the plain run stands for it where it has the same d1 and no other was made."""
+    def of_dim(self, setting: str, d1: int, mrl: bool = True) -> Measurement:
+        """FedMRL with this d1; the plain run if it has the same d1 and there is no separate one."""
         found = self.of(setting, dim_variant(d1, mrl))
         if found.cells or not mrl:
             return found
@@ -311,7 +316,7 @@ class Outcomes:
         return plain if same else found
 
     def columns(self, kind: Kind = "heterogeneous") -> list[Column]:
-        """The columns of a table, by dataset and then by federation."""
+        """The columns of a table, ordered by dataset and federation."""
         suffix = "-homogeneous" if kind == "homogeneous" else ""
         return [
             Column(dataset, federation, f"{dataset}-{federation}{suffix}", self._titles[federation])
@@ -320,12 +325,12 @@ class Outcomes:
         ]
 
     def main(self, dataset: str) -> Column:
-        """The column that figures look into."""
+        """The column of the main federation."""
         return next(c for c in self.columns() if (c.dataset, c.federation) == (dataset, self.scale.main))
 
     @cached_property
     def _titles(self) -> dict[str, str]:
-        """What a federation is called. How many take part is known from any run in it; before there is one, it is not said."""
+        """The titles of the federations; the participation is read from any of their cells, and left out without one."""
         said = {}
         for federation in self.scale.federations:
             recipes = (o.cells[0].recipe for (setting, _), o in self._cells.items() if federation in setting.split("-")[1:2])
@@ -334,12 +339,12 @@ class Outcomes:
         return said
 
     def paper(self, kind: Kind, column: Column, method: str) -> float | None:
-        """The percentage that the paper prints; None: it says that the method failed to converge."""
-        values = printed()[kind][column.dataset][method]
-        value: float | None = values[printed()["settings"].index(column.federation)]
+        """The accuracy in the paper, in percent; None if the method failed to converge there."""
+        values = paper_results()[kind][column.dataset][method]
+        value: float | None = values[paper_results()["settings"].index(column.federation)]
         return value
 
     @property
     def has_paper(self) -> bool:
-        """Whether the paper has these experiments, and so numbers to stand beside ours."""
+        """Whether the paper has results in these settings."""
         return self.scale.has_paper
