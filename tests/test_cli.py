@@ -702,7 +702,10 @@ def test_what_options_offer_is_what_there_is():
     assert tuple(CIFAR_FILES) == listing.DATASETS
 
 
-COMMANDS = ("run", "compare", "report", "reproduce", "bench", "partition", "methods", "models", "recipes", "data")
+COMMANDS = (
+    *("run", "compare", "report", "reproduce", "bench", "partition", "leaves", "methods", "models", "recipes", "data"),
+    *("deal", "server", "client", "federation", "demo"),
+)
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -52,8 +52,8 @@ def test_a_stopped_run_goes_on_in_a_new_process_and_ends_as_if_it_had_not_been_s
     fedmrl("run", own, *SHORT, "--out", "whole")
     real, appended = RunFolder.append, []
 
-    def stops(self, snapshot):
-        real(self, snapshot)
+    def stops(self, snapshot, states):
+        real(self, snapshot, states)
         appended.append(snapshot)
         if len(appended) == 2:
             raise KeyboardInterrupt

@@ -6,27 +6,16 @@ import signal
 import sys
 from typing import Annotated, Any
 
-import click
 import typer
-from typer.core import TyperCommand, TyperGroup
 
 from fedmrl.cli import listing, network, paper, running, showing
+from fedmrl.cli.plain import Commands, PlainGroup
 from fedmrl.cli.terminal import end, say
 from fedmrl.errors import DivergedError, UserError, cause
 from fedmrl.version import __version__
 
 
-class _PlainHelp(click.Command):
-    def get_help(self, ctx: click.Context) -> str:
-        """Removes the backslashes that typer puts before brackets for rich, which does not render this help."""
-        return super().get_help(ctx).replace("\\[", "[")
-
-
-class _Command(_PlainHelp, TyperCommand):
-    pass
-
-
-class _Commands(_PlainHelp, TyperGroup):
+class _Program(PlainGroup):
     def invoke(self, ctx: Any) -> Any:
         """Runs a command; if it is interrupted before training, ends with a sentence instead of a traceback."""
         for stop in (signal.SIGINT, signal.SIGTERM):  # both signals let a run save its last round
@@ -38,13 +27,7 @@ class _Commands(_PlainHelp, TyperGroup):
             end("stopped before training began", 130)
 
 
-app = typer.Typer(
-    cls=_Commands,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"max_content_width": 120},
-)
+app = Commands(cls=_Program, pretty_exceptions_enable=False)
 for _command in (
     running.run,
     running.compare,
@@ -59,7 +42,7 @@ for _command in (
     listing.data,
     network.deal,
 ):
-    app.command(cls=_Command)(_command)
+    app.command()(_command)
 for _name in ("server", "client", "federation", "demo"):
     app.add_typer(getattr(network, _name), name=_name)
 

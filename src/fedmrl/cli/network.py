@@ -9,16 +9,17 @@ from typing import Annotated
 import typer
 
 from fedmrl.cli.options import AsJson, Imports, RecipeName, Settings
+from fedmrl.cli.plain import Commands
 from fedmrl.cli.terminal import end, notice, print_json, print_text, say, show, table
 from fedmrl.errors import UserError
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="the folder")]
 Server = Annotated[Path, typer.Option("--server", metavar="DIR", help="the server's folder")]
 
-server = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The server of a federation over a network.")
-client = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="An organisation's side of a federation.")
-federation = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Runs of a federation over a network.")
-demo = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Demonstrations on this machine.")
+server = Commands(help="The server of a federation over a network.")
+client = Commands(help="An organisation's side of a federation.")
+federation = Commands(help="Runs of a federation over a network.")
+demo = Commands(help="Demonstrations on this machine.")
 
 
 # ---- the server ----
@@ -53,7 +54,10 @@ def server_register(
     name: Annotated[str, typer.Argument(help="the client's name, as in its client.toml")],
     key: Annotated[Path, typer.Argument(metavar="KEY.pub", help="the public key that the client sent")],
 ) -> None:
-    """Register a client by its public key; the server has to be running."""
+    """Register a client by its public key.
+
+    The server has to be running.
+    """
     from fedmrl.flower.server_folder import ServerFolder
 
     new = ServerFolder.opened(folder).register(name, key)
@@ -73,7 +77,10 @@ def client_init(
         bool, typer.Option("--system", help="as root: users and systemd units that keep Flower from model and data")
     ] = False,
 ) -> None:
-    """Make a client's folder: a template to fill in, and a key to register. A folder with a client.toml keeps it."""
+    """Make a client's folder, with a key.
+
+    Its client.toml is a template to fill in; one that is there already is kept.
+    """
     from fedmrl.flower.client_folder import ClientFolder
     from fedmrl.flower.separation import UNPROTECTED, separate
 
@@ -91,7 +98,10 @@ def client_check(
     folder: Folder,
     recipe: Annotated[str | None, typer.Option(help="the recipe that the server wants to run")] = None,
 ) -> None:
-    """Read the data, build the model, train it for a step, and say what would leave."""
+    """Try a client without the network.
+
+    Reads the data, builds the model, trains it for a step, and says what would leave.
+    """
     from fedmrl.config import load_named
     from fedmrl.flower.client_folder import ClientFolder
 
@@ -211,7 +221,7 @@ def deal(
     settings: Settings = None,
     imports: Imports = None,
 ) -> None:
-    """Write folders of clients from a recipe's dataset, for trials of a federation."""
+    """Write folders of clients, for trials."""
     from fedmrl.config import load_named
     from fedmrl.flower.deal import deal as deal_clients
 
@@ -223,7 +233,10 @@ def deal(
 def demo_federation(
     folder: Annotated[Path, typer.Option("--out", help="a new folder to write")] = Path("federation-demo"),
 ) -> None:
-    """Run a server and three clients with different models on this machine, with TLS and registered keys: five rounds."""
+    """Run a server and three clients on this machine.
+
+    The clients have different models; they connect with TLS and registered keys, for five rounds of digits.
+    """
     from fedmrl.cli import render
     from fedmrl.flower.demo import run_demo
     from fedmrl.report.page import write_page

@@ -28,7 +28,7 @@ def report(
 
 
 def leaves(recipe: RecipeName, settings: Settings = None, imports: Imports = None, as_json: AsJson = False) -> None:
-    """Show what leaves a client: every tensor that is sent, and what stays."""
+    """Show what leaves a client, and what stays."""
     import torch
 
     from fedmrl.cli import render

@@ -331,11 +331,14 @@ def split_digest(split: str, clients: int) -> str:
 
 def _check_curves(result: RunResult) -> None:
     """Raises `UserError` if the records lack an accuracy that the summary has."""
-    try:
-        if not all(result.curve(protocol) for protocol in PROTOCOLS):
-            raise KeyError("its rounds")
-    except KeyError as error:
-        raise UserError(f"{result.folder} lacks the accuracy of {error}; run it again into another folder") from error
+    for protocol in PROTOCOLS:
+        view = counted(protocol, result.view).view
+        try:
+            found = result.curve(protocol)
+        except KeyError:
+            found = []
+        if not found:
+            raise UserError(f"{result.folder} lacks the accuracy of {view!r}; run it again into another folder")
 
 
 def last_and_best(records: Sequence[Record], whose: Any, view: str, mode: str) -> LastAndBest:
