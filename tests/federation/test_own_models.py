@@ -331,7 +331,7 @@ def overriding(**members):
 ODD_MODELS = {
     "a number as label": (overriding(label=property(lambda self: 3)), "model 'odd': label is 3; it must be a line of text"),
     "no label": (overriding(label=property(lambda self: None)), "model 'odd': label is None; it must be a line of text"),
-    "two lines": (overriding(label=property(lambda self: "a\nb")), r"label is 'a\\nb'; it must be a line of text"),
+    "two lines": (overriding(label=property(lambda self: "a\nb")), r"model 'odd': label is 'a\\nb'; it must be a line of text"),
     "a failing label": (overriding(label=property(lambda self: 1 / 0)), "model 'odd': label fails .ZeroDivisionError"),
     "nothing built": (overriding(build=lambda self, shape, classes: None), "model 'odd': build returns None; it must return a"),
     "a module": (
