@@ -235,6 +235,15 @@ def test_test_samples_of_their_own_are_used_as_such(tmp_path):
         assert (hello.train, hello.test) == (50, 7)
 
 
+def test_the_organisation_chooses_the_number_of_threads(tmp_path):
+    setting = prepare(small_quickstart(), CPU)
+    try:
+        with serving(write_client(tmp_path / "client", setting, 0, threads=2)) as agent:
+            assert agent._worker.submit(torch.get_num_threads).result() == 2
+    finally:
+        torch.set_num_threads(1)  # which later threads inherit
+
+
 def test_class_counts_leave_only_if_the_organisation_says_so(tmp_path):
     recipe = small_quickstart()
     setting = prepare(recipe, CPU)

@@ -83,7 +83,7 @@ def test_the_template_has_every_key_with_its_default(tmp_path):
     config = ClientConfig.model_validate(plain)
     required = {key: plain[key] for key in ("name", "model", "data", "classes")}
     assert config == ClientConfig(**required)
-    optional = {"last", "standardise", "socket_group"}
+    optional = {"last", "standardise", "socket_group", "threads"}
     assert plain.keys() | optional == set(ClientConfig.model_fields) and plain["bounds"].keys() == set(Bounds.model_fields)
     assert read_config(path).bounds == Bounds()
 

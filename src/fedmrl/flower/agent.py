@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+import torch
 
 from fedmrl.engines import ReferenceEngine, Turn
 from fedmrl.errors import CODE_FAILS, UserError
@@ -63,7 +64,8 @@ class Agent:
         except BaseException:
             self._lock.close()
             raise
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="agent-training")  # one request at a time
+        # One request at a time.
+        self._worker = ThreadPoolExecutor(1, "agent-training", _use_threads, (self.config.threads,))
         self._run: _Run | None = None
         self._known: dict[str, RunStates] = {}
         """The runs that a hello has named since the start."""
@@ -267,6 +269,11 @@ class _Run:
         turn = Turn(self.client, self.state(request.since), self.received(arrays) if request.content else None)
         counts = self.engine.evaluate([turn], request.modes)[0]
         return EvaluateOk.model_validate({"id": request.id, "correct": {view: dict(of) for view, of in counts.items()}})
+
+
+def _use_threads(number: int | None) -> None:
+    if number is not None:
+        torch.set_num_threads(number)
 
 
 def _locked(folder: Path) -> Any:

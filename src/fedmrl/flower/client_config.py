@@ -96,6 +96,10 @@ class ClientConfig(Table):
     )
     state: Annotated[str, IS_PATH] = Field("state", description="the folder for private states and the audit log")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to train")
+    threads: Count | None = Field(
+        None,
+        description="CPU threads for training, by default torch's choice; results differ in the last bits with their number",
+    )
     imports: list[str] = Field([], description="Python files or modules that register classes of your own")
     max_connections: Annotated[int, Field(ge=2, le=1000)] = Field(8, description="connections at a time")
     seconds: Annotated[float, Field(gt=0, le=600)] = Field(10, description="time for a whole message to arrive or to be taken")
@@ -234,7 +238,7 @@ def _last_linear(make: Any, where: str) -> str:
 def template() -> str:
     """A commented TOML with every key and its default, to be filled in."""
     required = {"name": "our organisation", "model": "model.py:make", "data": "data.npz", "classes": 10}
-    optional = {"last": '"head"', "standardise": "{ mean = [33.3], std = [78.6] }", "socket_group": '"flower"'}
+    optional = {"last": '"head"', "standardise": "{ mean = [33.3], std = [78.6] }", "socket_group": '"flower"', "threads": "1"}
     lines = ["# What this organisation brings to a federation, and the bounds of what it takes part in.", ""]
     for table, fields in (("", ClientConfig.model_fields), ("bounds", Bounds.model_fields)):
         lines += [f"[{table}]", ""] if table else []
