@@ -13,8 +13,8 @@ import pytest
 import torch
 from organisations import CPU, Peer, federation, files, serving, small_quickstart, write_client
 
-from fedmrl.federation.server import Federation
 from fedmrl.federation.setup import prepare
+from fedmrl.federation.simulation import Simulation
 from fedmrl.flower.frame import FrameError
 from fedmrl.flower.protocol import Failure, HelloOk, TrainOk
 from fedmrl.flower.states import RunStates
@@ -24,7 +24,7 @@ from fedmrl.methods import METHODS, Round
 
 def simulated(recipe, setting):
     """A federation run to its end, with the uploads of each round."""
-    fed, uploads = Federation.simulated(recipe, setting), []
+    fed, uploads = Simulation(recipe, setting), []
     train = fed.clients.train
 
     def training(round_, requests, upcoming=()):
@@ -72,7 +72,7 @@ def test_three_agents_give_the_uploads_states_and_counts_of_a_simulation_bit_for
                         shares.append(correct[view][mode] / hellos[k].test)
                     assert np.mean(shares) == pytest.approx(accuracy[view][mode], abs=1e-12)
         for k, peer in enumerate(peers):
-            assert equal(peer.agent._run.state(1), fed.clients.state(k, fed.now.states[k]))
+            assert equal(peer.agent._run.state(1), fed.states()[k])
         assert equal(server, fed.now.server)
 
 

@@ -14,7 +14,8 @@ import torch
 from pydantic import ConfigDict, Field, NonNegativeInt, ValidationError
 
 from fedmrl.errors import UserError
-from fedmrl.federation.store import StateFile, file_name, read_state, write_state
+from fedmrl.federation.clients import StateFile
+from fedmrl.federation.store import file_name, read_state, write_state
 from fedmrl.files import check_sha256, replacing, sha256_of_bytes, sha256_of_text, write_whole
 from fedmrl.flower.protocol import EvaluateOk
 from fedmrl.messages import Tensors
@@ -116,7 +117,7 @@ class RunStates:
             with replacing(reply_path) as part:
                 part.write_bytes(reply)
             if state is not None:
-                path = self.folder / file_name(self.index.client, round_ + 1)
+                path = self.folder / file_name(self.index.client, round_)
                 before = {since: self.index.states[since]} if since is not None else {}
                 earlier = before[since].earlier if since is not None else 0
                 file = write_state(state, path)
