@@ -72,7 +72,7 @@ def test_three_agents_give_the_uploads_states_and_counts_of_a_simulation_bit_for
                         shares.append(correct[view][mode] / hellos[k].test)
                     assert np.mean(shares) == pytest.approx(accuracy[view][mode], abs=1e-12)
         for k, peer in enumerate(peers):
-            assert equal(peer.agent._run.state(1), fed.clients.state(k, fed.now.last_round[k]))
+            assert equal(peer.agent._run.state(1), fed.states()[k])
         assert equal(server, fed.now.server)
 
 

@@ -32,9 +32,18 @@ def test_a_federation_gives_the_reference_engines_numbers(tmp_path, recipe):
     same_numbers(network, simulated(recipe))
 
 
-def online(server):
-    """The names of the SuperNodes that the server has accepted and that are connected."""
-    return {node["name"] for node in server._flwr("supernode", "list")["nodes"] if node["status"] == "online"}
+def nodes(server, *states):
+    """The ids of the SuperNodes that Flower knows in these states."""
+    return {node["node-id"] for node in server._flwr("supernode", "list")["nodes"] if node["status"] in states}
+
+
+# What a SuperNode that is refused says.
+REFUSALS = {
+    "unregistered key": "Failed to activate SuperNode",
+    "no key": "All SuperNodes must be registered",
+    "wrong authority": "CERTIFICATE_VERIFY_FAILED",
+    "plain text": "Connection attempt failed",  # and it goes on trying
+}
 
 
 def test_only_a_registered_key_over_tls_from_the_right_authority_is_let_in(tmp_path, recipe):
@@ -46,8 +55,11 @@ def test_only_a_registered_key_over_tls_from_the_right_authority_is_let_in(tmp_p
                 client.connect(local.server.address, local.server.authority, local.ports[2])
             else:
                 local.register(number)
+            if number == 0:
+                good = nodes(local.server, "registered")
         make_certificates(tmp_path / "other", ["127.0.0.1"])
         right, env = zip(*(client.supernode() for client in local.clients), strict=True)
+        started = {}
         commands = {
             "right": right[0],
             "unregistered key": right[1],
@@ -57,15 +69,21 @@ def test_only_a_registered_key_over_tls_from_the_right_authority_is_let_in(tmp_p
                 "--root-certificates",
                 str(tmp_path / "other/ca.crt"),
             ],
-            "plain text": [*without(right[4], "--root-certificates"), "--insecure"],
+            "plain text": [*without(without(right[4], "--root-certificates"), "--auth-supernode-private-key"), "--insecure"],
         }
         for (what, command), own in zip(commands.items(), env, strict=True):
-            local._child(command, own, what.replace(" ", "-"))
-        end = time.monotonic() + 60
-        while online(local.server) != {"client-0"} and time.monotonic() < end:
+            started[what] = local._child(command, own, what)
+        end = time.monotonic() + 120
+        while time.monotonic() < end and (
+            nodes(local.server, "online") != good
+            or any(started[what].poll() is None for what in REFUSALS if what != "plain text")
+        ):
             time.sleep(1)
-        time.sleep(15)  # so that the others have tried
-        assert online(local.server) == {"client-0"}
+        assert len(good) == 1
+        assert nodes(local.server, "online") == good
+        for what, words in REFUSALS.items():
+            assert started[what].poll() != 0, what
+            assert words in (local.folder / f"{what}.log").read_text(), what
 
 
 def without(command, option):

@@ -117,7 +117,7 @@ class RunStates:
             with replacing(reply_path) as part:
                 part.write_bytes(reply)
             if state is not None:
-                path = self.folder / file_name(self.index.client, round_ + 1)
+                path = self.folder / file_name(self.index.client, round_)
                 before = {since: self.index.states[since]} if since is not None else {}
                 earlier = before[since].earlier if since is not None else 0
                 file = write_state(state, path)
