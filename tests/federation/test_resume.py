@@ -231,7 +231,9 @@ def test_the_checkpoint_holds_the_newest_files_only(tmp_path):
         "server-round-00002.safetensors",
     ]
     found = DeviceStore(torch.device("cpu"))
-    Checkpoint(tmp_path).load(found.device, lambda since, files: [found.restore(k, since[k], files[k]) for k in since])
+    snapshot, files, _ = Checkpoint(tmp_path).load(found.device)
+    for client, since in snapshot.last_round.items():
+        found.restore(client, since, files[client])
     assert torch.equal(found.load(1, 1)["w"], two["w"]) and torch.equal(found.load(0, 0)["w"], one["w"])
 
 
@@ -307,7 +309,7 @@ def test_half_a_checkpoint_that_was_being_dropped_is_none(tmp_path, monkeypatch)
     checkpoint = Checkpoint(tmp_path / "run" / "checkpoint")
     monkeypatch.setattr("shutil.rmtree", lambda folder, ignore_errors: next(folder.glob("*.safetensors")).unlink())  # killed
     checkpoint.drop()
-    assert checkpoint.load(torch.device("cpu"), lambda since, files: None) is None
+    assert checkpoint.load(torch.device("cpu")) is None
 
 
 @pytest.mark.parametrize("outs", ["ab", ["a"], ["a", "a"]])

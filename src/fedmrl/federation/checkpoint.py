@@ -3,16 +3,17 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from pydantic import NonNegativeInt, PositiveInt, ValidationError, model_validator
 
 from fedmrl.errors import UserError
-from fedmrl.federation.clients import Since, StateFile
+from fedmrl.federation.clients import OtherModelsError, Since, StateFile
 from fedmrl.federation.store import read_state, write_state
 from fedmrl.files import check_sha256, sha256_of, write_whole
 from fedmrl.messages import Tensors
@@ -119,22 +120,20 @@ class Checkpoint:
         (self.folder / "state.json").unlink(missing_ok=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def load(self, device: torch.device, restore: Restore) -> tuple[Snapshot, Mapping[str, str] | None] | None:
-        """The last snapshot, without its records, and the SHA-256 of the run's other files; None without a checkpoint.
-
-        `restore` hands the clients their states. Folders of older versions have no checksums.
-        """
+    def load(self, device: torch.device) -> "Loaded | None":
+        """The last checkpoint, whose clients' states are still in their files; None if there is none."""
         path = self.folder / "state.json"
         if not path.exists():
             return None
-        try:
-            state = _Index.model_validate_json(content := path.read_bytes())
+        with self.damage_told():
+            try:
+                state = _Index.model_validate_json(content := path.read_bytes())
+            except ValidationError as error:
+                raise UserError(f"{path} is damaged ({first_problem(error)})") from error
             if state.sha256 is not None:
                 plain = json.loads(content)
                 check_sha256(path, _digest({key: value for key, value in plain.items() if key != "sha256"}), state.sha256)
             known = state.files or {}
-            files = {client: StateFile(self.folder / name, known.get(name, "")) for client, name in state.clients.items()}
-            restore(state.last_round, files)
             snapshot = Snapshot(
                 state.rounds,
                 read_state(StateFile(self.folder / state.server, known.get(state.server, "")), device),
@@ -145,19 +144,33 @@ class Checkpoint:
                 engines=state.engines,
                 devices=state.devices,
             )
-        except UserError as error:
-            raise UserError(f"{error}; the run cannot be resumed, start it again in another folder") from error
-        except ValidationError as error:
-            raise UserError(
-                f"{path} is damaged ({first_problem(error)}); the run cannot be resumed, start it again in another folder"
-            ) from error
-        except Exception as error:
-            raise UserError(
-                f"{self.folder} is damaged ({type(error).__name__}: {error}); the run cannot be resumed, start it again in "
-                "another folder"
-            ) from error
+        files = {client: StateFile(self.folder / name, known.get(name, "")) for client, name in state.clients.items()}
         other_files = {name: digest for name, digest in known.items() if not name.endswith(".safetensors")}
-        return snapshot, None if state.files is None else other_files
+        return Loaded(snapshot, files, None if state.files is None else other_files)
+
+    @contextmanager
+    def damage_told(self) -> Iterator[None]:
+        """A context in which whatever fails becomes a sentence that says that the run cannot be resumed."""
+        instead = "the run cannot be resumed, start it again in another folder"
+        try:
+            yield
+        except OtherModelsError:
+            raise
+        except UserError as error:
+            raise UserError(f"{error}; {instead}") from error
+        except Exception as error:
+            raise UserError(f"{self.folder} is damaged ({type(error).__name__}: {error}); {instead}") from error
+
+
+class Loaded(NamedTuple):
+    """What a checkpoint holds."""
+
+    snapshot: Snapshot
+    """Without its records."""
+    files: Mapping[int, StateFile]
+    """The file of each client's state."""
+    other_files: Mapping[str, str] | None
+    """The SHA-256 of the run's other files, by name; None in folders of older versions."""
 
 
 def _digest(index: Mapping[str, Any]) -> str:

@@ -10,11 +10,16 @@ import torch
 from torch import Tensor
 
 from fedmrl.engines import CorrectCounts
+from fedmrl.errors import UserError
 from fedmrl.messages import Tensors
 from fedmrl.methods import Round
 
 Since = Mapping[int, int]
 """The last round of each client that has taken part, which names its state."""
+
+
+class OtherModelsError(UserError):
+    """The states of a checkpoint do not fit the clients' models."""
 
 
 class StateFile(NamedTuple):

@@ -171,17 +171,19 @@ class RunFolder:
 
         `restore` hands the clients their states.
         """
-        found = self.checkpoint.load(device, restore)
+        found = self.checkpoint.load(device)
         if found is None:
             if (self.path / "rounds.jsonl").stat().st_size:
                 tell(f"{self.path} has rounds and no checkpoint of them; it starts again from round 1")
             write_whole(self.path / "rounds.jsonl", "")
             return None
-        snapshot, written = found
+        snapshot, files, written = found
         if written is None:
             tell(f"{self.path} was started by a version without checksums; its files are used unchecked")
         else:
             self._check_files(written, snapshot.rounds)
+        with self.checkpoint.damage_told():
+            restore(snapshot.last_round, files)
         snapshot = replace(snapshot, records=self.records(snapshot.rounds))
         self.write_records(snapshot)
         return snapshot

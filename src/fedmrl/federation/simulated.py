@@ -9,7 +9,18 @@ from typing import Any
 from fedmrl.data.partition import split_json
 from fedmrl.engines import EngineChoice, Member, Setting, Trained, Turn, engine_for
 from fedmrl.errors import UserError
-from fedmrl.federation.clients import Clients, Enrolled, NoReply, Reply, Request, Roster, Score, Since, StateFile
+from fedmrl.federation.clients import (
+    Clients,
+    Enrolled,
+    NoReply,
+    OtherModelsError,
+    Reply,
+    Request,
+    Roster,
+    Score,
+    Since,
+    StateFile,
+)
 from fedmrl.federation.initial_weights import InitialNets
 from fedmrl.federation.setup import check_member
 from fedmrl.federation.store import AnyStore, DeviceStore
@@ -187,7 +198,7 @@ class _Run:
             if spec not in shapes:
                 shapes[spec] = {name: list(t.shape) for name, t in self.setting.fresh_net(client).state_dict().items()}
             if self.store.shapes(client, round_) != shapes[spec]:
-                raise UserError(
+                raise OtherModelsError(
                     f"client {client}'s state in the checkpoint does not fit its model ({spec.label}); "
                     "resume with the models that the run was started with"
                 )

@@ -16,7 +16,7 @@ from fedmrl.report.rendering import MODEL_PHRASES, PROTOCOL_LABELS, render
 from fedmrl.report.runs import Series, differing, find_runs, make_series
 from fedmrl.report.styles import Style, StyleKey, choose_styles
 from fedmrl.report.tables import DASH, NO_BREAK, format_seeds, percentage
-from fedmrl.results import PROTOCOLS, ClientResult, Protocol, RunResult, counted
+from fedmrl.results import PROTOCOLS, ClientResult, Protocol, RunResult, TensorOut, counted
 
 CONTENTS: Mapping[str, str] = {
     "curves": "Accuracy over the rounds",
@@ -24,6 +24,7 @@ CONTENTS: Mapping[str, str] = {
     "split": "Split of the data",
     "cost": "Cost",
     "modes": "Ways to predict",
+    "leaves": "What leaves a client",
     "recipe": "The exact recipe",
     "glossary": "Glossary",
 }
@@ -89,6 +90,7 @@ def page_data(series: Sequence[Series], left_out: Sequence[str] = ()) -> dict[st
         "targets": {protocol: _targets(ranked, protocol) for protocol in PROTOCOLS},
         "highest": {protocol: [(one.name, percent(_highest(one, protocol))) for one in ranked] for protocol in PROTOCOLS},
         "modes_say": _modes_say(ranked),
+        "leaves": [_leaves(one) for one in ranked],
         "recipes": [_recipe(one) for one in ranked],
     }
 
@@ -99,7 +101,7 @@ def _facts(series: Sequence[Series]) -> str:
     apart = differing([one.first.settings for one in series])
     share = settings.get("participation", 1.0)
     said = {
-        "data.name": settings.get("data.called", settings.get("data.name", "")),
+        "data.name": _data_name(settings),
         "clients": _number_of(len(series[0].first.clients), "client"),
         "participation": f"{share:.0%} a round" if isinstance(share, float | int) else "",
         "rounds": _number_of(series[0].first.rounds, "round"),
@@ -107,6 +109,12 @@ def _facts(series: Sequence[Series]) -> str:
     seeds = [seed for one in series for seed in one.seeds]
     words = [str(word) for key, word in said.items() if word and key not in apart]
     return " · ".join([*words, format_seeds(seeds)])
+
+
+def _data_name(settings: Mapping[str, Any]) -> Any:
+    """The data's name; a network's clients have data of their own."""
+    name = settings.get("data.called", settings.get("data.name", ""))
+    return "the clients’ own data" if name == "at-clients" else name
 
 
 def _notes(series: Sequence[Series]) -> list[str]:
@@ -487,6 +495,23 @@ def _target(one: Series, target: float, protocol: Protocol) -> list[str] | None:
     only = f" ({len(reached)} of {len(costs)} seeds)" if len(reached) < len(costs) else ""
     amounts = ("parameters", ""), ("flops", "FLOP"), ("paper_parameters", ""), ("paper_flops", "FLOP")
     return [f"{mean('rounds'):.3g}{only}", *(amount(mean(what), unit) for what, unit in amounts)]
+
+
+def _leaves(one: Series) -> dict[str, Any] | None:
+    """The tensors that a client sends and receives in a round; None for methods and older runs that do not say."""
+    if (sheet := one.first.leaves) is None:
+        return None
+
+    def row(direction: str, tensor: TensorOut) -> dict[str, Any]:
+        shape = "×".join(map(str, tensor.shape)) or "one number"
+        return {"direction": direction, "name": tensor.name, "shape": shape, "bytes": amount(tensor.bytes, "B")}
+
+    ways = (("sends", sheet.up, sheet.up_bytes), ("receives", sheet.down, sheet.down_bytes))
+    most = " and ".join(f"{does} at most {amount(total, 'B')}" if tensors else f"{does} none" for does, tensors, total in ways)
+    rows = [
+        row(direction, tensor) for direction, tensors in (("sent", sheet.up), ("received", sheet.down)) for tensor in tensors
+    ]
+    return {"says": f"Of tensors, a client {most} in a round. What stays: {', '.join(sheet.stays)}.", "rows": rows}
 
 
 def _recipe(one: Series) -> dict[str, Any]:
