@@ -215,7 +215,7 @@ def deal(
     settings: Settings = None,
     imports: Imports = None,
 ) -> None:
-    """Write folders of clients from a recipe's dataset, for trials of a federation."""
+    """Write clients' folders from a recipe's dataset, for trials."""
     from fedmrl.config import load_named
     from fedmrl.flower.deal import deal as deal_clients
 
