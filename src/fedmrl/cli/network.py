@@ -53,7 +53,7 @@ def server_register(
     name: Annotated[str, typer.Argument(help="the client's name, as in its client.toml")],
     key: Annotated[Path, typer.Argument(metavar="KEY.pub", help="the public key that the client sent")],
 ) -> None:
-    """Register a client by its public key; the server has to be running."""
+    """Register a client's key; the server has to run."""
     from fedmrl.flower.server_folder import ServerFolder
 
     new = ServerFolder.opened(folder).register(name, key)
@@ -73,7 +73,7 @@ def client_init(
         bool, typer.Option("--system", help="as root: users and systemd units that keep Flower from model and data")
     ] = False,
 ) -> None:
-    """Make a client's folder: a template to fill in, and a key to register. A folder with a client.toml keeps it."""
+    """Make a client's folder, with a template and a key."""
     from fedmrl.flower.client_folder import ClientFolder
     from fedmrl.flower.separation import UNPROTECTED, separate
 
@@ -91,7 +91,7 @@ def client_check(
     folder: Folder,
     recipe: Annotated[str | None, typer.Option(help="the recipe that the server wants to run")] = None,
 ) -> None:
-    """Read the data, build the model, train it for a step, and say what would leave."""
+    """Try data and model, and say what would leave."""
     from fedmrl.config import load_named
     from fedmrl.flower.client_folder import ClientFolder
 
@@ -227,7 +227,7 @@ def deal(
 def demo_federation(
     folder: Annotated[Path, typer.Option("--out", help="a new folder to write")] = Path("federation-demo"),
 ) -> None:
-    """Run a server and three clients with different models on this machine, with TLS and registered keys: five rounds."""
+    """Run a server and three clients on this machine."""
     from fedmrl.cli import render
     from fedmrl.flower.demo import run_demo
     from fedmrl.report.page import write_page
