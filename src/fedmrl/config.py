@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 import tomli_w
 from pydantic import (
@@ -29,10 +29,11 @@ from fedmrl.data import DataSource, Digits
 from fedmrl.data.partition import PartitionTable
 from fedmrl.errors import UserError, cause
 from fedmrl.files import user_path
-from fedmrl.methods import Method
+from fedmrl.methods import Method, WeightSharing
 from fedmrl.methods.fedmrl import FedMRL
 from fedmrl.models import CNN, CNNS, MLP, MODELS, Model, is_own
 from fedmrl.plugins import NAMED, named_by, origins
+from fedmrl.privacy import Privacy
 from fedmrl.recipes import FOLDER, known_recipes
 from fedmrl.registry import import_all, is_file, loading_nothing
 from fedmrl.schema import checked, first_problem, parsed, read_text
@@ -165,6 +166,7 @@ class Recipe(Table):
     models: ModelsTable = ModelsTable()
     method: Method = FedMRL()
     aggregation: Aggregation = MEAN
+    privacy: Privacy | None = Field(None, description="differential privacy of what clients share")
     training: Training = Training()
     evaluation: EvaluationTable = EvaluationTable()
 
@@ -183,6 +185,40 @@ class Recipe(Table):
             raise ValueError(
                 f"aggregation.rule is {self.aggregation.name!r}, and {self.method.name} does not average clients' weights; "
                 "leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_private(self) -> Self:
+        private, method = self.privacy, self.method
+        if private is None:
+            return self
+        if not method.averages:
+            raise ValueError(f"privacy is for methods that average clients' weights, and {method.name} does not; leave it out")
+        if not isinstance(method, WeightSharing) or not method.sends_weights:
+            raise ValueError(
+                f"privacy is for methods that send the shared weights as they are, and {method.name} sends something else, in "
+                "which the noise would not be what was asked for; leave it out"
+            )
+        if method.weighting != "uniform":
+            raise ValueError(
+                "privacy bounds what any one client can change, for which all must weigh the same; set method.weighting to "
+                "'uniform'"
+            )
+        if private.mode == "central" and self.aggregation != MEAN:
+            raise ValueError(
+                f"aggregation.rule is {self.aggregation.name!r}, and privacy.mode 'central' adds noise to the mean; leave the "
+                "rule out, or choose 'local'"
+            )
+        if private.mode == "central" and isinstance(self.participation, str):
+            raise ValueError(
+                "participation is a file, and privacy.mode 'central' counts on clients that are drawn at random; give their "
+                "share, or choose 'local'"
+            )
+        if private.delta * self.clients >= 1:
+            raise ValueError(
+                f"privacy.delta is {private.delta:g}, which would allow one of {self.clients} clients to be exposed; choose "
+                f"less than {1 / self.clients:.2g}"
             )
         return self
 
@@ -479,7 +515,9 @@ def _set(plain: dict[str, Any], key: str, value: Any) -> None:
     *tables, last = key.split(".")
     within = plain
     for table in tables:
-        if isinstance(found := within.setdefault(table, {}), Table):  # a recipe object, changed from Python
+        if (found := within.get(table)) is None:
+            within[table] = {}
+        elif isinstance(found, Table):  # a recipe object, changed from Python
             within[table] = {**({NAMED[table].key: named_by(found)} if table in NAMED else {}), **found.model_dump()}
         within = within[table]
         if not isinstance(within, dict):
@@ -542,8 +580,10 @@ def known_keys(kinds: Mapping[str, type[Table]]) -> dict[str, Any]:
                 yield f"{name}.{NAMED[name].key}", None
                 yield from walk(kinds[name], f"{name}.") if name in kinds else ()
                 continue
-            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-                yield from walk(field.annotation, f"{prefix}{name}.")
+            # A table, or one that may be left out.
+            tables = [kind for kind in (field.annotation, *get_args(field.annotation)) if isinstance(kind, type)]
+            if found := [kind for kind in tables if issubclass(kind, BaseModel)]:
+                yield from walk(found[0], f"{prefix}{name}.")
             else:
                 yield f"{prefix}{name}", field
 
@@ -575,6 +615,8 @@ def _sentence(
     context = problem.get("ctx", {})
     key = f"{prefix}{path}"
     match problem["type"]:
+        case "missing" if isinstance(problem["loc"][-1], str):
+            return f"{source}: {f'{key}.' if path else prefix}{problem['loc'][-1]} is missing; give it a value"
         case "extra_forbidden":
             return f"{source}: there is no key {key}{_nearest(key, kinds)}"
         case "value_error":

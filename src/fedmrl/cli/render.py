@@ -16,7 +16,7 @@ from fedmrl.config import NamedRecipe, Recipe
 from fedmrl.data import Dataset
 from fedmrl.methods import Method
 from fedmrl.models import Model
-from fedmrl.report.tables import COLUMNS, MEANING, amount, time_said
+from fedmrl.report.tables import COLUMNS, MEANING, amount, privacy_said, time_said
 from fedmrl.reproduce.experiments import RunSpec, Scale
 from fedmrl.reproduce.measure import Clock
 from fedmrl.results import WHOSE, Leaves, RunResult, Target
@@ -40,6 +40,8 @@ def one_run(recipe: Recipe, result: RunResult, folder: Path) -> None:
     for cost in result.targets:
         if (cost.accuracy_of, cost.view) == ("all", result.view):
             prose(_cost(cost))
+    for sentence in privacy_said(result):
+        prose(sentence)
     prose(f"At the end the {recipe.clients} clients are right on {result.headline():.1%} of their test samples, on average.")
     say(f"Everything is in {folder}: summary.json, clients.csv, rounds.jsonl, config.toml, split.json")
     say(_page_hint(folder))
@@ -93,6 +95,9 @@ def several_seeds(recipe: Recipe, runs: Sequence[RunResult], folder: Path) -> No
         columns = [value.last for value in values], [value.best for value in values]
         made.add_row("mean", *(f"{np.mean(column):.1%} ± {np.std(column, ddof=1):.1%}" for column in columns))
     show(made)
+    for one in runs:
+        for sentence in privacy_said(one):
+            prose(f"Seed {one.seed}: {sentence}")
     say(f"Each run is in {folder}/seed-*/   {_page_hint(folder)}")
 
 
@@ -108,6 +113,10 @@ def comparison(result: Comparison, folder: Path) -> None:
         show(_of_columns(title, accuracy, result.rows))
         show(_of_columns("What it took", costs, result.rows))
     prose(MEANING)
+    for name, titled in result.titles.items():
+        for one in result[name]:
+            for sentence in privacy_said(one) if isinstance(one, RunResult) else ():
+                prose(f"{titled}, seed {one.seed}: {sentence}")
     if result.results:
         say(f"Figure: {folder / 'accuracy.png'}   Table: {folder / 'table.md'}   Each run: {folder}/*/")
         say(_page_hint(folder))
