@@ -53,7 +53,7 @@ class Privacy(Table):
     def own_upload(self, upload: Mapping[str, Tensor], received: Mapping[str, Tensor], draw: Draw) -> Tensors:
         """A client's upload as it may leave the client in local mode: what it received, its clipped update, and noise."""
         updates = clipped_update(upload, received, self.clip)
-        return {name: _noisy(received[name], update, self.noise * self.clip, draw) for name, update in updates.items()}
+        return _noisy(received, updates, self.noise * self.clip, draw)
 
     def server_mean(
         self, server: Mapping[str, Tensor], uploads: Sequence[Mapping[str, Tensor]], asked: int, draw: Draw
@@ -65,12 +65,11 @@ class Privacy(Table):
         noise is made.
         """
         updates = [clipped_update(upload, server, self.clip) for upload in uploads]
-        deviation = self.noise * self.clip / asked
-        state = {}
+        mean = {}
         for name, tensor in server.items():
             zero = torch.zeros_like(tensor, dtype=torch.float64)
-            state[name] = _noisy(tensor, sum((update[name] for update in updates), zero) / asked, deviation, draw)
-        return state
+            mean[name] = sum((update[name] for update in updates), zero) / asked
+        return _noisy(server, mean, self.noise * self.clip / asked, draw)
 
 
 def clipped_update(upload: Mapping[str, Tensor], received: Mapping[str, Tensor], clip: float) -> Tensors:
@@ -85,9 +84,14 @@ def clipped_update(upload: Mapping[str, Tensor], received: Mapping[str, Tensor],
     return {name: tensor * scale for name, tensor in update.items()}
 
 
-def _noisy(before: Tensor, update: Tensor, deviation: float, draw: Draw) -> Tensor:
-    noise = torch.from_numpy(draw(before.numel())).to(before.device).view(before.shape)
-    return (before.double() + update + deviation * noise).to(before.dtype)
+def _noisy(before: Mapping[str, Tensor], update: Mapping[str, Tensor], deviation: float, draw: Draw) -> Tensors:
+    """The sum of both and of noise with this standard deviation."""
+    drawn: Tensors = {}
+    for name in sorted(update):  # so that simulated noise does not depend on the order in which a checkpoint lists tensors
+        tensor = before[name]
+        noise = torch.from_numpy(draw(tensor.numel())).to(tensor.device).view(tensor.shape)
+        drawn[name] = (tensor.double() + update[name] + deviation * noise).to(tensor.dtype)
+    return {name: drawn[name] for name in update}
 
 
 def system_normal(count: int) -> Floats:
