@@ -272,9 +272,9 @@ def _short(run: Outcome) -> dict[str, Any]:
     if isinstance(run, DivergedRun):
         return {"seed": run.seed, "status": run.status, **run.diverged.model_dump()}
     plain = run.plain()
-    kept = ("seed", "status", "view", "mode", "accuracy", "communication", "flops", "seconds", "device", "versions")
+    kept = ("seed", "status", "view", "mode", "accuracy", "communication", "flops", "seconds", "device", "versions", "privacy")
     counts: dict[str, Any] = {protocol: run.headline(protocol) for protocol in PROTOCOLS}
-    return {**counts, "worst_client": run.worst_client, **{key: plain[key] for key in kept}}
+    return {**counts, "worst_client": run.worst_client, **{key: plain[key] for key in kept if key in plain}}
 
 
 def _mean_of(runs: Sequence[RunResult]) -> float:

@@ -143,7 +143,10 @@ def _keys() -> list[tuple[str, Any, str]]:
     from fedmrl.plugins import NAMED
 
     fields = {key: field for key, field in known_keys({}).items() if field is not None}
-    listed = [(key, field.get_default(call_default_factory=True), field.description or "") for key, field in fields.items()]
+    listed = [
+        (key, None if field.is_required() else field.get_default(call_default_factory=True), field.description or "")
+        for key, field in fields.items()
+    ]
     for named_table in ("data", "aggregation"):
         registry, key, default = NAMED[named_table]
         names = registry.names()

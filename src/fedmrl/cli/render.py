@@ -16,7 +16,7 @@ from fedmrl.config import NamedRecipe, Recipe
 from fedmrl.data import Dataset
 from fedmrl.methods import Method
 from fedmrl.models import Model
-from fedmrl.report.tables import COLUMN_NOTE, COMPARISON_COLUMNS, amount, format_time
+from fedmrl.report.tables import COLUMN_NOTE, COMPARISON_COLUMNS, amount, format_privacy, format_time
 from fedmrl.reproduce.experiments import RunSpec, Scale
 from fedmrl.reproduce.measure import Estimator
 from fedmrl.results import WHOSE, Leaves, RunResult, Target
@@ -40,6 +40,8 @@ def one_run(recipe: Recipe, result: RunResult, folder: Path) -> None:
     for cost in result.targets:
         if (cost.accuracy_of, cost.view) == ("all", result.view):
             prose(_cost(cost))
+    for sentence in format_privacy(result):
+        prose(sentence)
     prose(f"Accuracy after the last round, mean over all {recipe.clients} clients: {result.headline():.1%}")
     say(f"Files in {folder}: summary.json, clients.csv, rounds.jsonl, config.toml, split.json")
     say(_page_hint(folder))
@@ -93,6 +95,9 @@ def several_seeds(recipe: Recipe, runs: Sequence[RunResult], folder: Path) -> No
         columns = [value.last for value in values], [value.best for value in values]
         made.add_row("mean", *(f"{np.mean(column):.1%} ± {np.std(column, ddof=1):.1%}" for column in columns))
     show(made)
+    for one in runs:
+        for sentence in format_privacy(one):
+            prose(f"Seed {one.seed}: {sentence}")
     say(f"Each run is in {folder}/seed-*/   {_page_hint(folder)}")
 
 
@@ -108,6 +113,10 @@ def comparison(result: Comparison, folder: Path) -> None:
         show(_of_columns(title, accuracy, result.rows))
         show(_of_columns("Cost", costs, result.rows))
     prose(COLUMN_NOTE)
+    for name, titled in result.titles.items():
+        for one in result[name]:
+            for sentence in format_privacy(one) if isinstance(one, RunResult) else ():
+                prose(f"{titled}, seed {one.seed}: {sentence}")
     if result.results:
         say(f"Figure: {folder / 'accuracy.png'}   Table: {folder / 'table.md'}   Each run: {folder}/*/")
         say(_page_hint(folder))

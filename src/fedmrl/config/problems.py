@@ -3,7 +3,7 @@
 import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -23,8 +23,10 @@ def known_keys(kinds: Mapping[str, type[Table]]) -> dict[str, Any]:
                 yield f"{name}.{NAMED[name].key}", None
                 yield from walk(kinds[name], f"{name}.") if name in kinds else ()
                 continue
-            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-                yield from walk(field.annotation, f"{prefix}{name}.")
+            # A table, or one that may be left out.
+            tables = [kind for kind in (field.annotation, *get_args(field.annotation)) if isinstance(kind, type)]
+            if found := [kind for kind in tables if issubclass(kind, BaseModel)]:
+                yield from walk(found[0], f"{prefix}{name}.")
             else:
                 yield f"{prefix}{name}", field
 
@@ -63,6 +65,8 @@ def sentence(
     context = problem.get("ctx", {})
     key = f"{prefix}{path}"
     match problem["type"]:
+        case "missing" if isinstance(problem["loc"][-1], str):
+            return f"{source}: {f'{key}.' if path else prefix}{problem['loc'][-1]} is missing; give it a value"
         case "extra_forbidden":
             return f"{source}: there is no key {key}{hint(key)}"
         case "value_error":

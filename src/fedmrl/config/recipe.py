@@ -20,10 +20,11 @@ from fedmrl.aggregation import MEAN, Aggregation
 from fedmrl.data import DataSource, Digits
 from fedmrl.data.partition import PartitionTable
 from fedmrl.errors import UserError, cause
-from fedmrl.methods import Method
+from fedmrl.methods import Method, WeightSharing
 from fedmrl.methods.fedmrl import FedMRL
 from fedmrl.models import CNN, CNNS, MLP, MODELS, Model, is_own
 from fedmrl.plugins import NAMED, named_by, origins
+from fedmrl.privacy import Privacy
 from fedmrl.schema import first_problem
 from fedmrl.table import Table
 from fedmrl.training import Training
@@ -154,6 +155,7 @@ class Recipe(Table):
     models: ModelsTable = ModelsTable()
     method: Method = FedMRL()
     aggregation: Aggregation = MEAN
+    privacy: Privacy | None = Field(None, description="differential privacy of what clients share")
     training: Training = Training()
     evaluation: EvaluationTable = EvaluationTable()
 
@@ -172,6 +174,40 @@ class Recipe(Table):
             raise ValueError(
                 f"aggregation.rule is {self.aggregation.name!r}, and {self.method.name} does not average clients' weights; "
                 "leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_private(self) -> Self:
+        private, method = self.privacy, self.method
+        if private is None:
+            return self
+        if not method.averages:
+            raise ValueError(f"privacy is for methods that average clients' weights, and {method.name} does not; leave it out")
+        if not isinstance(method, WeightSharing) or not method.sends_weights:
+            raise ValueError(
+                f"privacy is for methods that send the shared weights as they are, and {method.name} sends something else, in "
+                "which the noise would not be what was asked for; leave it out"
+            )
+        if method.weighting != "uniform":
+            raise ValueError(
+                "privacy bounds what any one client can change, for which all must weigh the same; set method.weighting to "
+                "'uniform'"
+            )
+        if private.mode == "central" and self.aggregation != MEAN:
+            raise ValueError(
+                f"aggregation.rule is {self.aggregation.name!r}, and privacy.mode 'central' adds noise to the mean; leave the "
+                "rule out, or choose 'local'"
+            )
+        if private.mode == "central" and isinstance(self.participation, str):
+            raise ValueError(
+                "participation is a file, and privacy.mode 'central' counts on clients that are drawn at random; give their "
+                "share, or choose 'local'"
+            )
+        if private.delta * self.clients >= 1:
+            raise ValueError(
+                f"privacy.delta is {private.delta:g}, which would allow one of {self.clients} clients to be exposed; choose "
+                f"less than {1 / self.clients:.2g}"
             )
         return self
 

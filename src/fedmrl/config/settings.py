@@ -56,7 +56,9 @@ def _set(plain: dict[str, Any], key: str, value: Any) -> None:
     *tables, last = key.split(".")
     within = plain
     for table in tables:
-        if isinstance(found := within.setdefault(table, {}), Table):  # a recipe object, changed from Python
+        if (found := within.get(table)) is None:
+            within[table] = {}
+        elif isinstance(found, Table):  # a recipe object, changed from Python
             within[table] = {**({NAMED[table].key: named_by(found)} if table in NAMED else {}), **found.model_dump()}
         within = within[table]
         if not isinstance(within, dict):

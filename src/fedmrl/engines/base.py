@@ -19,6 +19,7 @@ from fedmrl.guard import called, is_ours
 from fedmrl.messages import Tensors
 from fedmrl.methods import ClientNet, Common, Method, Round, Task
 from fedmrl.models import ModelSpec, is_own
+from fedmrl.privacy import Privacy
 from fedmrl.randomness import generator, host_seeded
 from fedmrl.training import Training
 
@@ -69,6 +70,8 @@ class Terms:
     seed: int
     rounds: int
     aggregation: Aggregation = MEAN
+    privacy: Privacy | None = None
+    """How clients' updates are protected, by the server or by the clients; no matter of an engine."""
 
     @property
     def dtype(self) -> torch.dtype:

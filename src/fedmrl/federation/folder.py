@@ -22,7 +22,7 @@ from fedmrl.federation.checkpoint import Checkpoint, Restore, SaveStates, Snapsh
 from fedmrl.files import sha256_of, user_path, write_whole
 from fedmrl.registry import is_file
 from fedmrl.results import WHOSE, ClientResults, Outcome, Record, RunResult, Whose, check_files, read_summary
-from fedmrl.schema import checked, parsed, read_text
+from fedmrl.schema import Part, checked, parsed, read_text
 
 try:
     import fcntl
@@ -30,6 +30,16 @@ except ImportError:  # not a Unix: no locks there
     fcntl = None  # type: ignore[assignment]
 
 _OVERHEAD = 0.02  # the share of the run time that checkpoints may take
+
+
+class Spent(Part):
+    """A round that spends privacy, a line of `privacy.jsonl`; one that was lost and run again is there twice."""
+
+    round: int
+    """Counted from 1."""
+    clients: int
+    """The number from whom those asked were drawn."""
+    asked: list[int]
 
 
 class RunFolder:
@@ -135,7 +145,8 @@ class RunFolder:
 
     def _check_result(self, result: RunResult) -> None:
         recipe, path = self.recipe, self.path / "summary.json"
-        if (result.method, result.seed, result.rounds) != (recipe.method.name, recipe.seed, recipe.rounds):
+        rounds = result.rounds if result.privacy and result.privacy.stopped else recipe.rounds
+        if (result.method, result.seed, result.rounds) != (recipe.method.name, recipe.seed, rounds):
             raise UserError(f"{path} belongs to another run")
         for view in recipe.views:
             unrecorded = any(set(recipe.recorded_modes) - set(result.accuracy[whose].get(view) or ()) for whose in WHOSE)
@@ -199,6 +210,25 @@ class RunFolder:
         names = ("config.toml", "split.json", "inputs.json", "origins.json")
         there = {name: self.path / name for name in names if (self.path / name).is_file()}
         return {**{name: sha256_of(path) for name, path in there.items()}, "rounds.jsonl": self._log.hexdigest()}
+
+    def write_spent(self, spent: Spent) -> None:
+        """Writes down for good that a round spends privacy, before it begins."""
+        with (self.path / "privacy.jsonl").open("a", encoding="utf-8") as file:
+            file.write(spent.model_dump_json() + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def read_spent(self, rounds: int) -> list[Spent]:
+        """All rounds that spent privacy, of which at least the first `rounds` must be there."""
+        path = self.path / "privacy.jsonl"
+        text = read_text(path) if path.is_file() else ""
+        if not text.endswith("\n"):  # cut off while it was written, so its round never began
+            text = text[: text.rfind("\n") + 1]
+            write_whole(path, text)
+        found = [checked(path, Spent, parsed(path, line)) for line in text.splitlines()]
+        if not {*range(1, rounds + 1)} <= {spent.round for spent in found}:
+            raise UserError(f"{path} has lost rounds; the run cannot be resumed, start it again in another folder")
+        return found
 
     def write_records(self, snapshot: Snapshot) -> None:
         """Writes the records of all rounds so far."""

@@ -9,25 +9,41 @@ from typing import Any, NamedTuple
 from fedmrl.config import Recipe
 from fedmrl.engines import Terms
 from fedmrl.engines.base import broken, numbers
-from fedmrl.errors import DivergedError, InterruptedRun, UserCodeError
+from fedmrl.errors import DivergedError, InterruptedRun, UserCodeError, UserError
 from fedmrl.federation import summary as summaries
 from fedmrl.federation.checkpoint import SaveStates, Snapshot
 from fedmrl.federation.clients import Clients, NoReply, Reply, Request, Since
-from fedmrl.federation.folder import RunFolder
+from fedmrl.federation.folder import RunFolder, Spent
 from fedmrl.federation.leaves import leaves
 from fedmrl.federation.setup import Schedule, schedule
 from fedmrl.federation.stopwatch import Stopwatch
 from fedmrl.federation.summary import Accuracies
 from fedmrl.messages import Size, Tensors, Upload, size
 from fedmrl.methods import Round
-from fedmrl.results import DivergedRun, Divergence, LeftOut, Means, Outcome, Record, RoundAccuracy, RunResult, Sent
+from fedmrl.methods.base import in_order
+from fedmrl.privacy import Ledger
+from fedmrl.results import (
+    DivergedRun,
+    Divergence,
+    LeftOut,
+    Means,
+    Outcome,
+    PrivacySpent,
+    Record,
+    RoundAccuracy,
+    RunResult,
+    Sent,
+)
 
 OnRound = Callable[[Record], None]
 """Called with each round's record."""
 
 
 class Federation:
-    """A run in progress, seen from the server. All that changes is in `now`, a `Snapshot` that each round replaces."""
+    """A run in progress, seen from the server. All that changes is in `now`, a `Snapshot` that each round replaces.
+
+    Only the privacy that a round spends is spent even if the round comes to nothing, as its messages have left.
+    """
 
     def __init__(
         self,
@@ -54,6 +70,15 @@ class Federation:
         engine, device = ran_on
         self.engines, self.devices = _each_once(*self.now.engines, engine), _each_once(*self.now.devices, device)
         self._together = together
+        self.ledger = None if terms.privacy is None else Ledger(terms.privacy)
+        self._counted: set[int] = set()
+        for spent in self._spent_before():
+            self._count(spent)
+        if not self.now.rounds and self.over_budget:
+            raise UserError(
+                f"{folder.path if folder else 'the run'} has no complete round, and those that were interrupted have used up "
+                "privacy.budget; start again with a larger one in another folder"
+            )
 
     @property
     def seconds(self) -> float:
@@ -92,7 +117,12 @@ class Federation:
         return [k for k in self.who[index] if k in roster]
 
     def aggregate(self, round_: Round, replies: Sequence[Reply]) -> Tensors:
-        """The server's state after a round, unchanged if no client replied."""
+        """The server's state after a round, unchanged if no client replied, but for central privacy's noise."""
+        privacy = self.terms.privacy
+        if privacy is not None and privacy.mode == "central":
+            contents = [upload.content for upload in in_order(self.uploads(replies))]
+            draw = privacy.draw(self.terms.seed, round_.index)
+            return privacy.server_mean(self.now.server, contents, len(self.who[round_.index]), draw)
         if not replies:
             return self.now.server
         return self.method.aggregate(self.now.server, self.uploads(replies), round_, self.terms.aggregation)
@@ -148,6 +178,7 @@ class Federation:
             down=Sent(**asdict(down)),
             flops=sum(reply.flops for reply in replies),
             seconds=dict(seconds),
+            epsilon=self.ledger.epsilon if self.ledger else None,
         )
 
     def _add_own_counts(self, accuracy: Accuracies, replies: Sequence[Reply]) -> None:
@@ -170,6 +201,60 @@ class Federation:
             self.cpu_seconds,
             self.engines,
             self.devices,
+        )
+
+    # ---- privacy ----
+
+    def spend(self, round_: Round) -> None:
+        """Counts the privacy that a round spends, before any client is asked."""
+        privacy = self.terms.privacy
+        if privacy is None or (privacy.simulation and round_.index in self._counted):  # it has the same noise again
+            return
+        spent = self._spends(round_.index)
+        if self.folder and not privacy.simulation:
+            self.folder.write_spent(spent)
+        self._count(spent)
+
+    @property
+    def over_budget(self) -> bool:
+        """Whether the next round would exceed the privacy budget."""
+        if self.ledger is None:
+            return False
+        following = self._spends(self.now.rounds)
+        return self.ledger.exceeds(following.clients, following.asked)
+
+    @property
+    def ended(self) -> bool:
+        """Whether no round is left to run."""
+        return self.now.rounds >= self.recipe.rounds or self.over_budget
+
+    def _spent_before(self) -> list[Spent]:
+        """The rounds that spent privacy before this run was resumed, among them those that were lost and run again."""
+        privacy = self.terms.privacy
+        if privacy is None:
+            return []
+        if self.folder and not privacy.simulation:
+            return self.folder.read_spent(self.now.rounds)
+        return [self._spends(index) for index in range(self.now.rounds)]
+
+    def _spends(self, index: int) -> Spent:
+        # Those asked of all from whom they were drawn, whether or not they have joined yet.
+        return Spent(round=index + 1, clients=self._drawn_for, asked=list(self.who[index]))
+
+    def _count(self, spent: Spent) -> None:
+        if self.ledger:
+            self.ledger.spend(spent.clients, spent.asked)
+            self._counted.add(spent.round - 1)
+
+    @property
+    def _privacy(self) -> PrivacySpent | None:
+        if self.ledger is None:
+            return None
+        return PrivacySpent(
+            **self.ledger.privacy.model_dump(),
+            epsilon=self.ledger.epsilon,
+            epsilon_if_known=self.ledger.epsilon_if_known,
+            stopped=self.now.rounds < self.recipe.rounds and self.over_budget,
         )
 
     # ---- between rounds, and at the end ----
@@ -216,7 +301,7 @@ class Federation:
         ran_on = summaries.facts(self.recipe, self.engines, self.devices, self._together)
         times = {"wall_seconds": self.seconds, "cpu_seconds": self.cpu_seconds}
         place = self.folder.path if self.folder else None
-        return {**ran_on, **self.clients.facts(self.number), **times, "folder": place}
+        return {**ran_on, **self.clients.facts(self.number), **times, "privacy": self._privacy, "folder": place}
 
     def finish(self, final: Accuracies) -> RunResult:
         """Builds and writes the result; `final` is the evaluation of all clients in every mode."""
@@ -263,6 +348,8 @@ def one_round(clients: Clients, runs: Sequence[Federation]) -> dict[int, Snapsho
     # Sample, send, train.
     for run in runs:
         run.draw_for_new_clients()
+    for run in runs:
+        run.spend(round_)
     asked = {run.number: run.requests(round_) for run in runs}
     upcoming = [request for run in runs for request in run.upcoming(round_)]
     replies = clients.train(round_, [request for of_run in asked.values() for request in of_run], upcoming)
@@ -327,7 +414,7 @@ def run_in_step(clients: Clients, runs: Sequence[Federation], on_round: OnRound 
 
     try:
         clients.foresee({run.number: run.who for run in runs}, {run.number: run.now.last_round for run in runs})
-        while left := [run for run in going() if run.now.rounds < run.recipe.rounds]:
+        while left := [run for run in _with_all_who_joined(going()) if not run.ended]:
             # A resumed run that is ahead waits for the others, and they continue together.
             behind = min(run.now.rounds for run in left)
             in_step = [run for run in left if run.now.rounds == behind]
@@ -341,6 +428,7 @@ def run_in_step(clients: Clients, runs: Sequence[Federation], on_round: OnRound 
             records = [outcome.records[-1] for outcome in found.values() if isinstance(outcome, Snapshot)]
             if records:
                 on_round(_mean_record(records))
+        _measure_all_at_the_end(clients, [run for run in going() if run.now.records[-1].accuracy.all is None])
         for run in going():
             if run.folder:
                 run.folder.save_last(run.now, run.save_states)
@@ -358,6 +446,25 @@ def run_in_step(clients: Clients, runs: Sequence[Federation], on_round: OnRound 
         kept = [f"{run.folder.path} after round {run.now.rounds} of {run.recipe.rounds}" for run in going() if run.folder]
         raise UserCodeError(f"{error}; then resume {', '.join(kept)}" if kept else str(error)) from error
     return [done[run.number] for run in runs]
+
+
+def _with_all_who_joined(runs: Sequence[Federation]) -> Sequence[Federation]:
+    for run in runs:
+        run.draw_for_new_clients()
+    return runs
+
+
+def _measure_all_at_the_end(clients: Clients, runs: Sequence[Federation]) -> None:
+    """Adds the accuracy of all clients to the last record of runs that ended before they were to be measured."""
+    last = {run.number: Evaluation(run, run.everyone, run.now.last_round, run.now.server) for run in runs}
+    found = evaluate(clients, last, runs[0].modes) if runs else {}
+    for run in runs:
+        *earlier, record = run.now.records
+        accuracy = RoundAccuracy(participants=record.accuracy.participants, all=_means(found[run.number], run.everyone))
+        run.now = replace(run.now, records=(*earlier, record.model_copy(update={"accuracy": accuracy})))
+        if run.folder:
+            run.folder.write_records(run.now)
+            run.folder.save(run.now, run.save_states)
 
 
 def _diverged(answered: Mapping[int, Sequence[Reply]], round_: Round) -> dict[int, DivergedError]:

@@ -23,6 +23,7 @@ from fedmrl.methods import Batch, ClientNet, Common, Header
 from fedmrl.models import CNN, MLP, Model, ModelSpec, SharedSpec, Split, is_own
 from fedmrl.models.shared import shared_beside
 from fedmrl.models.split import WithinMemory, check_split
+from fedmrl.privacy import check_privacy
 from fedmrl.randomness import generator, host_seeded, torch_seeded
 
 Schedule = list[list[int]]
@@ -52,9 +53,11 @@ def prepare(
     named = recipe.models.shared if models is None or recipe.models.small != "auto" else None
     small = named or _shared_among(forms, data)
     common = Common(data.shape, len(data.classes), small, _header(forms[specs[0]]))
-    terms = Terms(recipe.method, recipe.training, common, recipe.seed, recipe.rounds, recipe.aggregation)
+    terms = Terms(recipe.method, recipe.training, common, recipe.seed, recipe.rounds, recipe.aggregation, recipe.privacy)
     setting = Setting(terms, data, members, device)
     _check_models(setting, forms, _clients_a_round(recipe))
+    if recipe.privacy is not None:
+        check_privacy(recipe.privacy, recipe.clients, schedule(recipe)[0], terms.server_start(torch.device("cpu")))
     return setting
 
 

@@ -99,7 +99,11 @@ class SimulatedClients(Clients):
         if self.runs_ahead or not trained.broken:  # a diverged state is dropped, unless the check would wait for the device
             run.store.keep(turn.client, round_.index, trained.state)
         flops = run.flops.of_round(turn.client, turn.earlier)
-        return Reply(turn.client, trained.upload, trained.told, flops, turn.run)
+        upload, privacy = trained.upload, run.setting.terms.privacy
+        if privacy is not None and privacy.mode == "local" and upload:
+            draw = privacy.draw(run.setting.seed, round_.index, turn.client)
+            upload = privacy.own_upload(upload, turn.received or {}, draw)
+        return Reply(turn.client, upload, trained.told, flops, turn.run)
 
     def state(self, client: int, since: int | None = None, run: int = 0) -> Tensors:
         """A client's state after a round, or its initial state."""

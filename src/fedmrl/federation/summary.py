@@ -51,7 +51,7 @@ def summarise(recipe: Recipe, roster: Roster, snapshot: Snapshot, final: Accurac
 
     return RunResult(
         status="finished",
-        **facts,
+        **{**facts, "rounds": snapshot.rounds},
         accuracy=Accuracy(**{whose: scores(whose) for whose in WHOSE}),
         inference=ByView[ByMode[float]].model_validate(
             {view: {mode: mean(of_clients.values()) for mode, of_clients in modes.items()} for view, modes in final.items()}

@@ -273,6 +273,14 @@ class WeightSharing(Method, ABC):
         "samples", description="weights of uploads: by training samples (n_k/n), or uniform"
     )
 
+    @property
+    def sends_weights(self) -> bool:
+        """Whether all messages are the shared weights as they are, and the server's state is their combination."""
+        own, here = type(self), WeightSharing
+        return (own.upload, own.encode, own.answer, own.aggregate, own.combined, own.shared) == (
+            here.upload, here.encode, here.answer, here.aggregate, here.combined, here.shared
+        )  # fmt: skip
+
     def upload_form(self, common: Common, start: Tensors, dtype: torch.dtype) -> MessageForm:
         """The shared part, whole."""
         return [[form_of(start)]]

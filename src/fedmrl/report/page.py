@@ -104,7 +104,7 @@ def _facts(series: Sequence[Series]) -> str:
         "data.name": _data_name(settings),
         "clients": _number_of(len(series[0].first.clients), "client"),
         "participation": f"{share:.0%} a round" if isinstance(share, float | int) else "",
-        "rounds": _number_of(series[0].first.rounds, "round"),
+        "rounds": _number_of(series[0].first.rounds, "round") if len({one.first.rounds for one in series}) == 1 else "",
     }
     seeds = [seed for one in series for seed in one.seeds]
     words = [str(word) for key, word in said.items() if word and key not in apart]
@@ -126,10 +126,26 @@ def _notes(series: Sequence[Series]) -> list[str]:
             f"{key}: {', '.join(dict.fromkeys(str(r.settings.get(key, 'not set')) for r in firsts))}" for key in apart
         )
         notes.append(f"These runs differ in more than the method, which may explain a lead. {said}.")
+    for one in series:
+        notes += [f"{one.name}: {said}" for said in _privacy_notes(one)]
     if len({tuple(one.seeds) for one in series}) > 1:
         said = "; ".join(f"{one.name}: {', '.join(map(str, one.seeds))}" for one in series)
         notes.append(f"The methods were run with different seeds. {said}.")
     return notes
+
+
+def _privacy_notes(one: Series) -> list[str]:
+    """Sentences on a series' privacy beyond its epsilon, which stands in a card."""
+    return list(dict.fromkeys(said for run in one.runs for said in tables.format_privacy(run)[1:]))
+
+
+def _privacy(one: Series) -> tuple[str, str, str] | None:
+    """The largest epsilon of a series, its delta and the kind of noise, if it is private."""
+    spent = [run.privacy for run in one.runs if run.privacy is not None]
+    if not spent:
+        return None
+    most = max(spent, key=lambda privacy: privacy.epsilon)
+    return f"ε = {most.epsilon:.3g}", f"at δ = {most.delta:g}", f"{most.mode} noise"
 
 
 def _disagreement(series: Sequence[Series]) -> list[str]:
@@ -253,6 +269,8 @@ def _card(one: Series, place: int, protocol: Protocol) -> dict[str, Any]:
     notes = [f"{_range(one, protocol)} over {len(one.runs)} seeds"] if len(one.runs) > 1 else []
     notes += [f"best round: {_best_rounds(one).removeprefix('round ')}"] if protocol == "paper" and len(one.runs) == 1 else []
     costs = [["sent + received", amount(_sent(one), "B")], ["compute", amount(_flops(one), "FLOP")]]
+    if private := _privacy(one):
+        costs.append([f"privacy {private[1]}", private[0]])
     return {
         "label": one.name,
         "series": place,
@@ -270,6 +288,8 @@ def _cards_of_one(one: Series, protocol: Protocol) -> list[dict[str, Any]]:
         cards.append((_worst_title(one, protocol).capitalize(), percent(_worst(one, protocol)), f"at the end{over}"))
     cards.append(("Sent and received", amount(_sent(one), "B"), "by a client, in all rounds"))
     cards.append(("Compute", amount(_flops(one), "FLOP"), "of a client, in all rounds"))
+    if private := _privacy(one):
+        cards.append(("Privacy", private[0], f"{private[1]}, {private[2]}"))
     return [{"label": label, "value": value, "notes": [note], "pairs": [], "series": None} for label, value, note in cards]
 
 

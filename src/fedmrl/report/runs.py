@@ -80,7 +80,8 @@ def make_series(runs: Iterable[RunResult]) -> list[Series]:
     groups: list[list[RunResult]] = []
     for run in runs:
         for group in groups:
-            same = (group[0].settings, group[0].ways) == (run.settings, run.ways)
+            # Rounds differ between seeds of one recipe if a privacy budget ended them.
+            same = (group[0].settings, group[0].ways, group[0].rounds) == (run.settings, run.ways, run.rounds)
             if same and run.seed not in [other.seed for other in group]:
                 group.append(run)
                 break

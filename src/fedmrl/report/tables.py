@@ -144,6 +144,25 @@ def format_time(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
+def format_privacy(run: RunResult) -> list[str]:
+    """Sentences on a run's differential privacy: what it spent, whether it ended early, and whether it protects anybody."""
+    spent = run.privacy
+    if spent is None:
+        return []
+    known = f", and {spent.epsilon_if_known:.3g} towards those who know who took part when" if spent.mode == "central" else ""
+    said = [f"Privacy ({spent.mode} noise): ε = {spent.epsilon:.3g} at δ = {spent.delta:g}{known}."]
+    if spent.stopped:
+        said.append(
+            f"It ended after round {run.rounds} of {run.settings['rounds']}: one more would have exceeded privacy.budget "
+            f"(ε = {spent.budget:g})."
+        )
+    if spent.simulation:
+        said.append(
+            "Its noise was drawn from the recipe's seed (privacy.simulation): it shows what noise costs and protects nobody."
+        )
+    return said
+
+
 def format_seeds(seeds: Iterable[int]) -> str:
     """Formats a list of seeds.
 

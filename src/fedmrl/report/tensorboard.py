@@ -53,5 +53,7 @@ def scalars(record: Record) -> Iterator[tuple[str, float]]:
         yield f"communication/{way}/parameters", sent.parameters
         yield f"communication/{way}/bytes", sent.bytes
     yield "flops", record.flops
+    if record.epsilon is not None:
+        yield "epsilon", record.epsilon
     for what, seconds in record.seconds.items():
         yield f"seconds/{what}", seconds

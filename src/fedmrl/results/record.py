@@ -43,6 +43,8 @@ class Record(Part):
     flops: int
     seconds: dict[str, float] = Field(default_factory=dict)
     """The round's time by stage."""
+    epsilon: float | None = None
+    """The privacy spent up to this round; None without differential privacy."""
 
     @model_validator(mode="after")
     def _whole(self) -> Self:

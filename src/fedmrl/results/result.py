@@ -84,6 +84,24 @@ class Communication(Part):
     down: Sent
 
 
+class PrivacySpent(Part):
+    """The differential privacy that a run has spent, and how it was made."""
+
+    mode: Literal["central", "local"]
+    clip: float
+    noise: float
+    delta: float
+    budget: float | None = None
+    simulation: bool
+    """Whether the noise follows from the seed, so that it protects nobody."""
+    epsilon: float
+    """At `delta`; in central mode towards those who do not know who took part in which round."""
+    epsilon_if_known: float
+    """Towards those who know it: that of the client that was asked most often."""
+    stopped: bool
+    """Whether the run ended early because one more round would have exceeded `budget`."""
+
+
 class _Outcome(Part):
     """The fields of finished and diverged runs alike."""
 
@@ -110,6 +128,8 @@ class _Outcome(Part):
     """Time of the whole run without interruptions; 0 in runs of version 0.1."""
     cpu_seconds: float = 0
     """CPU time of all cores."""
+    privacy: PrivacySpent | None = None
+    """None without differential privacy."""
 
     config: str = Field("", exclude=True, repr=False)
     """The recipe as TOML, as in `config.toml`."""
