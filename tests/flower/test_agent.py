@@ -76,6 +76,24 @@ def test_three_agents_give_the_uploads_states_and_counts_of_a_simulation_bit_for
         assert equal(server, fed.now.server)
 
 
+@pytest.mark.parametrize("simulation", [True, False])
+def test_with_local_privacy_only_a_clipped_update_with_noise_leaves_an_agent(simulation, tmp_path):
+    privacy = {"mode": "local", "clip": 0.5, "noise": 2.0, "delta": 0.01, "simulation": simulation}
+    recipe = small_quickstart(method__weighting="uniform", privacy=privacy)
+    with federation(tmp_path, recipe) as (setting, peers):
+        _, expected, _ = simulated(recipe, setting)
+        server = setting.server_start()
+        for k, peer in enumerate(peers):
+            peer.hello()
+            _, upload = peer.train(0, None, server)
+            assert equal(upload, expected[0][k].upload) is simulation, "the system's noise is never the same"
+            change = torch.cat([(upload[name] - server[name]).double().flatten() for name in server])
+            # The update itself has a norm of at most 0.5.
+            assert change.std().item() == pytest.approx(2.0 * 0.5, rel=0.15)
+            sent_again = peer.train(0, None, server)[1]
+            assert equal(upload, sent_again), "a repeated request gets no second draw of the noise"
+
+
 @pytest.fixture
 def one(tmp_path):
     recipe = small_quickstart(rounds=20)

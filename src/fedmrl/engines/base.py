@@ -78,6 +78,12 @@ class Terms:
         """The floating-point type of weights and data."""
         return DTYPES[self.training.precision]
 
+    def leaving(self, upload: Tensors, received: Tensors | None, round_: Round, client: int) -> Tensors:
+        """What leaves a client of its upload: with local privacy, its clipped update with noise."""
+        if self.privacy is None or self.privacy.mode != "local" or not upload:
+            return upload
+        return self.privacy.own_upload(upload, received or {}, self.privacy.draw(self.seed, round_.index, client))
+
     def server_start(self, device: torch.device) -> Tensors:
         """The server's state before the first round, drawn from the seed alone, independent of the clients."""
         with host_seeded(self.seed, "shared weights"):

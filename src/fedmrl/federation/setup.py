@@ -88,7 +88,7 @@ def prepare_alone(recipe: Recipe, device: torch.device, client: int, member: Mem
     _check_memory(recipe, [member.model], data, device)
     form = _form(member.model, data, recipe.seed)
     common = Common(data.shape, len(data.classes), recipe.models.shared, _header(form))
-    terms = Terms(recipe.method, recipe.training, common, recipe.seed, recipe.rounds, recipe.aggregation)
+    terms = Terms(recipe.method, recipe.training, common, recipe.seed, recipe.rounds, recipe.aggregation, recipe.privacy)
     setting = Setting(terms, data, {client: member}, device)
     _check_models(setting, {member.model: form}, _clients_a_round(recipe))
     return setting
@@ -281,4 +281,4 @@ def terms_elsewhere(recipe: Recipe, shape: Sequence[int], classes: Sequence[str]
     form_only = Dataset("the clients' own data", x, np.zeros(1, np.int64), tuple(classes), 1, 0 * ones, ones)
     header = _header(_form(recipe.models.kinds[0], form_only, recipe.seed))
     common = Common(form_only.shape, len(classes), recipe.models.shared, header)
-    return Terms(recipe.method, recipe.training, common, recipe.seed, recipe.rounds, recipe.aggregation)
+    return Terms(recipe.method, recipe.training, common, recipe.seed, recipe.rounds, recipe.aggregation, recipe.privacy)

@@ -99,10 +99,7 @@ class SimulatedClients(Clients):
         if self.runs_ahead or not trained.broken:  # a diverged state is dropped, unless the check would wait for the device
             run.store.keep(turn.client, round_.index, trained.state)
         flops = run.flops.of_round(turn.client, turn.earlier)
-        upload, privacy = trained.upload, run.setting.terms.privacy
-        if privacy is not None and privacy.mode == "local" and upload:
-            draw = privacy.draw(run.setting.seed, round_.index, turn.client)
-            upload = privacy.own_upload(upload, turn.received or {}, draw)
+        upload = run.setting.terms.leaving(trained.upload, turn.received, round_, turn.client)
         return Reply(turn.client, upload, trained.told, flops, turn.run)
 
     def state(self, client: int, since: int | None = None, run: int = 0) -> Tensors:

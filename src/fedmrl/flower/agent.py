@@ -246,8 +246,9 @@ class _Run:
         loss, finite = trained.told.tolist()
         sound = trained.broken is None
         correct: Mapping[str, int] = {}
+        upload = self.setting.terms.leaving(trained.upload, turn.received, Round(request.round, request.rounds), self.client)
         if sound:
-            self.messages.check_upload(trained.upload)
+            self.messages.check_upload(upload)
             after = Turn(self.client, trained.state, None)
             correct = self.engine.evaluate([after], recipe.recorded_modes)[0]["own"]
         reply = TrainOk(
@@ -258,7 +259,7 @@ class _Run:
             flops=self.flops.of_round(self.client, earlier),
             correct=dict(correct),
         )
-        return reply, trained.state if sound else None, trained.upload if sound else {}
+        return reply, trained.state if sound else None, upload if sound else {}
 
     def evaluated(self, request: Evaluate, arrays: Arrays) -> EvaluateOk:
         """Counts of correct predictions in one of the client's states, by view and mode."""
