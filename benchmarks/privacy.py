@@ -3,8 +3,8 @@
     nice python benchmarks/privacy.py --seeds 0,1,2 --out results/privacy.json
 
 The quickstart's 50 clients, all in every round, share a small model of 8,242 numbers, as noise goes into each number. The noise
-follows from the seed (`privacy.simulation`), so that the figures can be had again. Results are written as they come, with
-the figure beside them; a call goes on with those that are there.
+follows from the seed (`privacy.simulation`), so that the figures can be had again. Results are written as they come, and
+the figure beside them at the end; a call goes on with those that are there.
 """
 
 import argparse
