@@ -3,8 +3,8 @@
     nice python benchmarks/privacy.py --seeds 0,1,2 --out results/privacy.json
 
 The quickstart's 50 clients, all in every round, share a small model of 8,242 numbers, as noise goes into each number. The noise
-follows from the seed (`privacy.simulation`), so that the figures can be had again. Results are written as they come, and the
-figure beside them at the end.
+follows from the seed (`privacy.simulation`), so that the figures can be had again. Results are written as they come, and
+the figure beside them at the end; a call goes on with those that are there.
 """
 
 import argparse
@@ -86,8 +86,11 @@ def main() -> None:
     tasks = [(variant, seed) for seed in seeds for variant in VARIANTS]
     result = {"recipe": "quickstart", "settings": SETTINGS, "fedmrl": FEDMRL, "privacy": PRIVACY, "seeds": seeds}
     rows: list[dict[str, Any]] = []
+    if arguments.out.is_file() and (before := json.loads(arguments.out.read_text())).get("settings") == SETTINGS:
+        rows = [row for row in before["runs"] if (row["variant"], row["seed"]) in tasks]  # a run that is there is not repeated
+    tasks_left = [task for task in tasks if task not in {(row["variant"], row["seed"]) for row in rows}]
     with multiprocessing.get_context("spawn").Pool(2) as pool:
-        for row in pool.imap_unordered(measure, tasks):
+        for row in pool.imap_unordered(measure, tasks_left):
             rows.append(row)
             print(f"{row['variant']:12s} seed {row['seed']}: {row['accuracy']:.1%}", flush=True)
             order = sorted(rows, key=lambda one: tasks.index((one["variant"], one["seed"])))

@@ -16,6 +16,7 @@ from fedmrl.methods import Round
 from fedmrl.privacy import Ledger, clipped_update
 from fedmrl.report.page import page_data
 from fedmrl.report.runs import find_runs, make_series
+from fedmrl.report.tensorboard import scalars
 
 CPU = torch.device("cpu")
 CLIP, NOISE = 0.1, 3.0
@@ -98,9 +99,22 @@ def test_each_round_records_the_epsilon_so_far_and_the_result_has_the_last():
     result = fedmrl.run(recipe)
     assert [record.epsilon for record in result.records] == epsilons(recipe, 3)
     assert result.privacy.epsilon == result.records[-1].epsilon and not result.privacy.stopped
+    assert dict(scalars(result.records[0]))["epsilon"] == epsilons(recipe, 1)[0], "TensorBoard has it, too"
     assert result.privacy.model_dump(include={"mode", "clip", "noise", "delta", "simulation"}) == recipe.privacy.model_dump(
         exclude={"budget"}
     )
+
+
+def test_a_client_that_joins_counts_among_those_from_whom_the_next_rounds_clients_are_drawn():
+    recipe = private(rounds=2)
+    fed = Simulation(recipe, setting := prepare(recipe, CPU))
+    fed.commit(fed.next_round())
+    fed.join(setting.members[0])
+    result = fed.run()
+    ledger = Ledger(recipe.privacy)
+    ledger.spend(4, [0, 1])
+    ledger.spend(5, [0, 1])
+    assert result.privacy.epsilon == ledger.epsilon
 
 
 def test_without_privacy_neither_a_record_nor_the_result_mentions_it(tmp_path):
