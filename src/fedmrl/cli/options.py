@@ -8,7 +8,7 @@ import typer
 from fedmrl.errors import UserError
 from fedmrl.recipes import known_recipes
 
-ENGINES = ("reference", "batched")
+ENGINES = ("reference", "batched", "ray")
 STORES = ("device", "host", "disk")
 DEVICES = ("cpu", "cuda")
 
@@ -50,7 +50,9 @@ Imports = Annotated[
 Out = Annotated[Path | None, typer.Option("--out", help="the folder to write; a new one under runs/ if not given")]
 Device = Annotated[str, _choice("--device", "auto, cpu or cuda", "auto", *DEVICES)]
 StoreName = Annotated[str, _choice("--store", "where clients' states are kept: auto, device, host or disk", "auto", *STORES)]
-EngineName = Annotated[str, _choice("--engine", "auto, reference or batched", "auto", *ENGINES)]
+EngineName = Annotated[
+    str, _choice("--engine", "auto, reference, batched, or ray: the cluster at RAY_ADDRESS, or one made here", "auto", *ENGINES)
+]
 AsJson = Annotated[bool, typer.Option("--json", help="print the result as JSON, for scripts")]
 
 
