@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test lint setup clean
+.PHONY: run test test-ray lint setup clean
 
 run: $(READY)
 	$(BIN)/fedmrl compare quickstart --methods fedmrl,standalone,fedproto
@@ -12,6 +12,11 @@ run: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --cov --cov-report=term-missing
+
+# Installs Ray, and starts, kills and resumes clusters of two nodes on this machine.
+test-ray: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,ray]'
+	$(BIN)/python -m pytest -m "slow_ray or not slow_ray" tests/federation/test_cluster.py tests/federation/test_hosts.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

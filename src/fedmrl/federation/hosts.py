@@ -37,6 +37,8 @@ _LOSSES = 5  # in a row, without an answer between them
 
 Ref = Any
 """A Ray object reference."""
+_idle: list[tuple[Any, str]] = []
+"""Processes of earlier runs, each with its node's id: starting one takes seconds."""
 
 
 class Sent(NamedTuple):
@@ -70,7 +72,7 @@ class StateKey(NamedTuple):
 class ClientHost:
     """Some of the clients, in a process of the cluster, with their states."""
 
-    _clients: SimulatedClients
+    _clients: SimulatedClients | None = None
 
     def about(self, imports: Sequence[str]) -> "About":
         """Imports what the recipe imports, and returns what must be equal on all nodes."""
@@ -95,13 +97,13 @@ class ClientHost:
     def train(self, round_: Round, sent: Sequence[Sent], threads: int) -> tuple[list[Reply], float]:
         """The replies to these requests, and the CPU seconds that they took."""
         begun = _computing(threads)
-        replies = self._clients.train(round_, _received(sent))
+        replies = self._held.train(round_, _received(sent))
         return [reply for reply in replies if isinstance(reply, Reply)], time.process_time() - begun
 
     def evaluate(self, sent: Sequence[Sent], modes: Sequence[str], threads: int) -> tuple[list[Score], float]:
         """The scores of these clients, and the CPU seconds that they took."""
         begun = _computing(threads)
-        return self._clients.evaluate(_received(sent), modes), time.process_time() - begun
+        return self._held.evaluate(_received(sent), modes), time.process_time() - begun
 
     def repeat(self, turns: Sequence[Turn]) -> None:
         """Trains clients that another process held, as there."""
@@ -112,20 +114,27 @@ class ClientHost:
 
     def take(self, key: StateKey, state: Tensors) -> None:
         """Takes over a client's state."""
-        self._clients.keep(key.client, key.since, state, key.run)
+        self._held.keep(key.client, key.since, state, key.run)
 
     def states(self, keys: Sequence[StateKey]) -> tuple[list[Tensors], float]:
         """The states, for a checkpoint, and the CPU seconds that reading them took."""
         begun = time.process_time()
-        return [self._clients.state(key.client, key.since, key.run) for key in keys], time.process_time() - begun
+        return [self._held.state(key.client, key.since, key.run) for key in keys], time.process_time() - begun
 
     def confirm(self, run: int, since: Since) -> None:
         """Drops these clients' other states."""
-        self._clients.confirm(run, since)
+        self._held.confirm(run, since)
 
     def close(self) -> None:
         """Deletes the states."""
-        self._clients.close()
+        if self._clients is not None:
+            self._clients.close()
+        self._clients = None
+
+    @property
+    def _held(self) -> SimulatedClients:
+        assert self._clients is not None, "hold comes first"
+        return self._clients
 
 
 def _computing(threads: int) -> float:
@@ -195,7 +204,7 @@ class Hosts:
     ) -> None:
         check_store(store)
         self._tell, self._imports = tell, imports
-        self._ray = connect()
+        self._ray, self._reuses = connect()
         self._about = About.here(imports)
         self._cpus: dict[str, str] = {}
         """The CPU of each node."""
@@ -274,7 +283,7 @@ class Hosts:
         if host not in self._alive:
             return
         self._alive.remove(host)
-        self._kill(host)
+        self._kill(host.actor)
         self._losses, self._why = self._losses + 1, why
         if self._losses > _LOSSES:
             raise UserError(f"{self._losses} processes of the Ray cluster were lost one after another ({why}); see Ray's logs")
@@ -283,11 +292,14 @@ class Hosts:
         self._start_missing()
 
     def close(self) -> None:
-        """Ends the processes; the connection to the cluster stays for the next run."""
-        with suppress(Exception):
-            self._ray.wait([host.actor.close.remote() for host in self._alive], num_returns=len(self._alive), timeout=5)
+        """Ends the processes, unless the cluster is for fedmrl's runs alone: then the next run takes those that are there."""
+        for host in self._alive:
+            host.actor.close.remote()
+        if self._reuses:
+            _idle.extend((host.actor, host.node) for host in self._alive)
+            self._alive = []
         for host in (*self._alive, *self._starting.values()):
-            self._kill(host)
+            self._kill(host.actor)
         self._alive, self._starting, self._settings = [], {}, []
 
     def put(self, content: Tensors) -> Ref:
@@ -321,8 +333,12 @@ class Hosts:
     def _start(self, node: str, name: str) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        there = NodeAffinitySchedulingStrategy(node, soft=False)
-        actor = self._ray.remote(ClientHost).options(num_cpus=1, memory=self._needed, scheduling_strategy=there).remote()
+        if idle := next((one for one in _idle if one[1] == node), None):
+            _idle.remove(idle)
+            actor = idle[0]
+        else:
+            there = NodeAffinitySchedulingStrategy(node, soft=False)
+            actor = self._ray.remote(ClientHost).options(num_cpus=1, scheduling_strategy=there).remote()
         self._starting[actor.about.remote(self._imports)] = Host(actor, node, name)
 
     def _await(self, seconds: float) -> bool:
@@ -341,6 +357,9 @@ class Hosts:
             if "No module named" in str(error):
                 missing = str(error).rpartition("No module named")[2].split()[0].strip("'\".")
                 raise UserError(f"the Ray node {host.name} has no module {missing}; install fedmrl on all nodes") from error
+            self._losses += 1
+            if self._losses <= _LOSSES:  # an idle one may be gone, or a node that still counts as alive
+                self._start_missing()
             return
         self._about.check(host.name, about)
         self._cpus[host.node] = about.cpu
@@ -351,7 +370,7 @@ class Hosts:
     def _check_started(self) -> None:
         waiting = [self._starting.pop(ref) for ref in list(self._starting)]
         for host in waiting:
-            self._kill(host)
+            self._kill(host.actor)
         if not self._alive:
             why = f" ({self._why})" if self._why else ""
             raise UserError(
@@ -363,9 +382,9 @@ class Hosts:
                 f"{_count(len(waiting), 'process')} of the Ray cluster did not start in {_START:.0f} s; the run does without"
             )
 
-    def _kill(self, host: Host) -> None:
-        with suppress(Exception):
-            self._ray.kill(host.actor)
+    def _kill(self, actor: Any) -> None:
+        with suppress(Exception):  # it may be gone
+            self._ray.kill(actor)
 
     def _choose(self, store: str) -> Place:
         """Where processes keep states: in memory if all nodes have room for their clients', else on their disks."""
@@ -420,11 +439,16 @@ def ray_library() -> ModuleType:
     return cast(ModuleType, ray)
 
 
-def connect() -> ModuleType:
-    """Connects to the cluster at RAY_ADDRESS, or starts one on this machine, unless this process has one already."""
+def connect() -> tuple[ModuleType, bool]:
+    """Connects to the cluster at RAY_ADDRESS, or starts one on this machine, unless this process has one already.
+
+    Returns Ray, and whether the connection is fedmrl's own.
+    """
+    global _ours  # noqa: PLW0603, Ray has one connection for the whole process, too
     ray = ray_library()
     if ray.is_initialized():
-        return ray
+        return ray, _ours
+    _idle.clear()
     address = os.environ.get("RAY_ADDRESS") or "local"
     if address.startswith("ray://"):
         raise UserError(
@@ -447,7 +471,12 @@ def connect() -> ModuleType:
             f"no Ray cluster answers at RAY_ADDRESS ({address}); start one with 'ray start --head', or unset RAY_ADDRESS for "
             "one on this machine"
         ) from error
-    return ray
+    _ours = True
+    return ray, True
+
+
+_ours = False
+"""Whether fedmrl has made the connection."""
 
 
 @contextmanager

@@ -138,9 +138,7 @@ def _device_for(engine: EngineChoice, device: str) -> torch.device:
         return pick_device(device)
     if device not in ("auto", "cpu"):
         pick_device(device)
-        raise UserError(
-            f"device is {device} and engine is {RAY!r}, which trains on the CPUs of a cluster; leave out one of them"
-        )
+        raise UserError(f"device is {device} and engine is {RAY!r}, which trains on CPUs; leave out one of them")
     return torch.device("cpu")
 
 
