@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 from tiny import ALL_METHODS, tiny_recipe
+from torch import nn
 
 import fedmrl
-from fedmrl.errors import InterruptedRun
+from fedmrl.errors import InterruptedRun, UserError
 from fedmrl.federation.cluster import ClusterClients
 from fedmrl.federation.hosts import Hosts
 from fedmrl.federation.server import Federation
@@ -24,6 +25,7 @@ from fedmrl.federation.setup import prepare, schedule
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed; make test-ray does it")
 SMALL_STORE = 80 * 1024**2
 CPU = torch.device("cpu")
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own.toml"
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +162,33 @@ def test_a_lost_process_goes_on_from_the_checkpoint_and_the_turns_since(on_clust
     fed.kill_one()
     assert numbers(fed.run.run()) == numbers(fedmrl.run(recipe, engine="reference"))
     assert fed.clients.moved["states"] > before["states"]
+
+
+def test_a_recipe_with_imports_and_models_from_python_run_on_the_cluster(cluster):
+    recipe = fedmrl.load_recipe(EXAMPLE, {"rounds": 1, "clients": 4, "participation": 0.5, "training.epochs": 1})
+    assert numbers(fedmrl.run(recipe, engine="ray")) == numbers(fedmrl.run(recipe, engine="reference"))
+    own = [own_model("with-dropout")] * 4
+    ours, reference = (fedmrl.run(tiny_recipe(rounds=1), models=own, engine=engine) for engine in ("ray", "reference"))
+    assert numbers(ours) == numbers(reference)
+
+
+def own_model(name, kept=None):
+    """Its function is a local one, so that nodes need not have this file."""
+
+    def build():
+        assert kept is None or kept.locked() is False
+        return nn.Sequential(nn.Flatten(), nn.Linear(256, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 4))
+
+    return fedmrl.OwnModel(name, build, last="4")
+
+
+def test_what_cannot_be_sent_to_other_processes_is_refused_before_anything_is_written(cluster, tmp_path):
+    own = [own_model("locked", threading.Lock())] * 4
+    with pytest.raises(
+        UserError, match=r"cannot be sent to other processes \(TypeError: cannot pickle '_thread.lock' object\)"
+    ):
+        fedmrl.run(tiny_recipe(), models=own, engine="ray", out=tmp_path / "run")
+    assert not list(tmp_path.iterdir())
 
 
 # ---- slow: whole nodes, drivers, threads ----

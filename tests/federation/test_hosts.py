@@ -1,5 +1,6 @@
 """The processes of a Ray cluster: what is chosen, and mistakes in a sentence. A stand-in for Ray needs no cluster."""
 
+import socket
 import sys
 from types import SimpleNamespace
 
@@ -24,6 +25,7 @@ def fake_ray(monkeypatch, **init):
     def fails(**_):
         raise init["error"]
 
+    monkeypatch.setattr(hosts, "_check_listens", lambda address: None)
     monkeypatch.setattr(hosts, "ray_library", lambda: SimpleNamespace(is_initialized=lambda: False, init=fails))
 
 
@@ -51,6 +53,16 @@ def test_a_cluster_that_cannot_be_reached_is_named(monkeypatch, error, sentence)
     fake_ray(monkeypatch, error=error)
     with pytest.raises(UserError, match=sentence):
         fedmrl.run(tiny_recipe(), engine="ray")
+
+
+def test_an_address_where_nothing_listens_is_refused_at_once(monkeypatch):
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{nobody.getsockname()[1]}")
+        connected = SimpleNamespace(is_initialized=lambda: False, init=lambda **_: pytest.fail("Ray would try for minutes"))
+        monkeypatch.setattr(hosts, "ray_library", lambda: connected)
+        with pytest.raises(UserError, match="no Ray cluster answers at RAY_ADDRESS"):
+            fedmrl.run(tiny_recipe(), engine="ray")
 
 
 def test_a_clients_address_is_refused(monkeypatch):

@@ -3,6 +3,7 @@
 import os
 import platform
 import signal
+import socket
 import threading
 import time
 import warnings
@@ -311,8 +312,8 @@ class Hosts:
             return [self._ray.put(setting) for setting in settings]
         except CODE_FAILS as error:
             raise UserError(
-                f"engine is 'ray', and the method, the models or the data cannot be sent to other processes ({cause(error)}); "
-                "keep locks, open files and generators out of them"
+                "engine is 'ray', and the method, the models or the data cannot be sent to other processes "
+                f"({cause(error.__cause__ or error)}); keep locks, open files and generators out of them"
             ) from error
 
     # ---- starting ----
@@ -455,8 +456,10 @@ def connect() -> tuple[ModuleType, bool]:
             f"RAY_ADDRESS is {address!r}, a client's address; start fedmrl on a machine of the cluster, with the address of "
             "its head node, as in 192.0.2.1:6379"
         )
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of several processes that fail, the first is reported
     local = {"include_dashboard": False} if address == "local" else {}
     try:
+        _check_listens(address)
         with _signals_kept():
             ray.init(address=address, logging_level="ERROR", log_to_driver=False, **local)
     except CODE_FAILS as error:
@@ -473,6 +476,14 @@ def connect() -> tuple[ModuleType, bool]:
         ) from error
     _ours = True
     return ray, True
+
+
+def _check_listens(address: str) -> None:
+    """Raises `OSError` if nothing listens there; Ray would try for minutes."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdecimal():
+        with socket.create_connection((host, int(port)), timeout=10):
+            pass
 
 
 _ours = False
