@@ -21,6 +21,7 @@ from fedmrl.federation.cluster import ClusterClients
 from fedmrl.federation.hosts import Hosts
 from fedmrl.federation.server import Federation
 from fedmrl.federation.setup import prepare, schedule
+from fedmrl.messages import size
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed; make test-ray does it")
 SMALL_STORE = 80 * 1024**2
@@ -131,11 +132,12 @@ def test_a_run_goes_on_with_the_other_engine(cluster, tmp_path, engines):
     assert ended.engine == ", then ".join(engines)
 
 
-def test_states_do_not_travel(on_cluster):
+def test_states_do_not_travel_and_a_message_to_all_is_sent_once(on_cluster):
     fed = on_cluster(tiny_recipe("fedmrl", rounds=3))
     for _ in range(3):
         fed.run.commit(fed.run.next_round())
     assert fed.clients.moved["states"] == 0
+    assert fed.clients.moved["contents"] == 4 * size(fed.run.now.server).bytes  # the first one, and after each round
     assert fed.clients.moved["uploads"] == sum(record.up.bytes for record in fed.run.now.records)
 
 

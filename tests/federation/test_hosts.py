@@ -44,7 +44,10 @@ def test_the_command_ends_with_the_sentence_and_exit_code_2(no_ray, fedmrl, tmp_
 @pytest.mark.parametrize(
     ("error", "sentence"),
     [
-        (ConnectionError("no"), "no Ray cluster answers at RAY_ADDRESS .192.0.2.1:6379.; start one with 'ray start --head'"),
+        (
+            ConnectionError("no"),
+            "no Ray cluster answers at RAY_ADDRESS .192.0.2.1:6379, ConnectionError: no.; start one with 'ray start --head'",
+        ),
         (RuntimeError("Version mismatch: 1"), "has another version of Ray or Python than this machine; install the same"),
     ],
 )
@@ -89,8 +92,8 @@ def test_a_node_with_another_file_that_the_recipe_imports_is_named(tmp_path):
         here.check("b", About.here([str(file)]))
 
 
-@pytest.mark.parametrize(("cpus", "memory", "room"), [(4, 100, 4), (4, 25, 2), (0, 100, 0), (4, 5, 0)])
-def test_a_node_has_room_by_its_cpus_and_its_memory(cpus, memory, room):
+@pytest.mark.parametrize(("cpus", "memory", "room"), [(4, 100, 4), (4, 40, 2), (0, 100, 0), (4, 15, 0)])
+def test_a_node_has_room_by_its_cpus_and_what_of_its_memory_is_not_for_states(cpus, memory, room):
     assert _room({"Resources": {"CPU": cpus, "memory": memory}}, 10) == room
 
 

@@ -54,6 +54,9 @@ def reproduce(
         bool, typer.Option("--again", help="measure it once more, into again/ of that folder, and compare with what is stored")
     ] = False,
     jobs: Annotated[int, typer.Option(min=1, help="how many runs at once, each a process of its own")] = 1,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="each run on a CPU of the Ray cluster at RAY_ADDRESS, or of one started here")
+    ] = False,
     minutes: Annotated[
         float | None, typer.Option(min=0, help="stop after so long; the same command then goes on from there")
     ] = None,
@@ -85,6 +88,11 @@ def reproduce(
         return named if seeds is None else [replace(one, seeds=tuple(seeds_of(seeds, 0))) for one in named]
 
     pick_device(device)
+    if ray and (jobs != 1 or device == "cuda" or engine not in ("auto", "reference")):
+        raise UserError(
+            "--ray runs each cell on a CPU by the reference engine, and as many as there are CPUs; leave out --jobs, "
+            "--device and --engine"
+        )
     left = missing(found(), place) or (found() if again else [])
     if dry_run:
         render.plan(found(), left, Clock(folder, device, tell=notice))
@@ -103,7 +111,16 @@ def reproduce(
             stage = min(one.stage for one in left)
             now = [one for one in left if one.stage == stage]
             ends = measure_all(
-                now, place, jobs=jobs, scale=scale, device=device, engine=engine, watch=watch, until=until, at_once=at_once
+                now,
+                place,
+                jobs=jobs,
+                scale=scale,
+                device=device,
+                engine=engine,
+                watch=watch,
+                until=until,
+                at_once=at_once,
+                ray=ray,
             )
             with closing(ends):
                 of_stage = f" of stage {stage}" if stage else ""

@@ -45,8 +45,10 @@ class ClusterClients(Clients):
         self._home: dict[ClientKey, Host] = {}
         self._threads, self._one_by_one = torch.get_num_threads(), draws_in_training(settings[0])
         self._at_once = max(1, _FETCHED // largest_state(settings[0]))
+        self._contents: dict[str | None, Ref] = {}
+        """The last call's contents, by their SHA-256."""
         self.moved: Counter[str] = Counter()
-        """Bytes that have travelled, as `contents`, `uploads` and `states`."""
+        """Bytes of tensors sent, as `contents` (each counts once, for all nodes), `uploads` and `states`."""
 
     def roster(self, run: int = 0) -> Roster:
         """See `Clients`."""
@@ -113,19 +115,16 @@ class ClusterClients(Clients):
         return self._threads if self._one_by_one else threads_each(self._threads, requests)
 
     def _sent(self, requests: Sequence[Request]) -> list[Sent]:
-        """The requests, with each different content in Ray's object store once."""
-        refs: dict[tuple[tuple[str, int], ...], Ref] = {}
-        sent = []
-        for request in requests:
-            ref = None
-            if request.content is not None:
-                same = tuple((name, id(tensor)) for name, tensor in request.content.items())
-                if same not in refs:
-                    refs[same] = self._hosts.put(request.content)
-                    self.moved["contents"] += size(request.content).bytes
-                ref = refs[same]
-            sent.append(Sent(replace(request, content=None), ref))
-        return sent
+        """The requests, with their contents in Ray's object store: equal ones once, and not again if the last call had them."""
+        digests = [None if request.content is None else sha256([request.content]) for request in requests]
+        refs = {digest: self._contents[digest] for digest in digests if digest in self._contents}
+        for request, digest in zip(requests, digests, strict=True):
+            if request.content is not None and digest not in refs:
+                refs[digest] = self._hosts.put(request.content)
+                self.moved["contents"] += size(request.content).bytes
+        self._contents = refs
+        pairs = zip(requests, digests, strict=True)
+        return [Sent(replace(request, content=None), refs.get(digest)) for request, digest in pairs]
 
     def _states(self, run: int, since: Since) -> Iterator[tuple[int, Tensors]]:
         """These clients with their states, from files or their processes, some at a time."""

@@ -240,10 +240,10 @@ class Hosts:
         by_node = Counter(host.node for host in self._alive)
         names = {host.node: host.name for host in self._alive}
         where = ", ".join(f"{number} on {names[node]}" for node, number in by_node.items())
-        kept = "in memory" if self.place == "device" else "on the nodes' disks"
+        kept = "in memory" if self.place == "device" else "on disk"
         lines = [
-            f"Ray: {_count(len(self._alive), 'process')} on {_count(len(by_node), 'node')} ({where}), one CPU and up to "
-            f"{format_bytes(self._needed)} each; clients' states stay there {kept}: at most "
+            f"Ray: {_count(len(self._alive), 'process')} on {_count(len(by_node), 'node')} ({where}), each with one CPU and "
+            f"{format_bytes(self._needed)} of memory, beside its clients' states, which it keeps {kept}: at most "
             f"{format_bytes(self._state * self._clients)} for {self._clients} clients"
         ]
         if len(set(self._cpus.values()) | {self._about.cpu}) > 1:
@@ -272,7 +272,7 @@ class Hosts:
             exceptions.OutOfMemoryError,
         )  # fmt: skip
         try:
-            with _own_errors(self._ray):
+            with own_errors(self._ray):
                 *_, value = self._ray.get([*host.ready, ref])
         except gone as error:
             raise LostHostError(_reason(error)) from error
@@ -351,7 +351,7 @@ class Hosts:
 
     def _welcome(self, host: Host, ref: Ref) -> None:
         try:
-            with _own_errors(self._ray):
+            with own_errors(self._ray):
                 about = self._ray.get(ref)
         except self._ray.exceptions.RayError as error:
             self._why = _reason(error)
@@ -399,9 +399,9 @@ class Hosts:
 
 
 def _room(node: Mapping[str, Any], needed: int) -> int:
-    """How many processes a node has room for."""
+    """How many processes a node has room for, beside the share of its memory that is for states."""
     resources = node["Resources"]
-    return min(int(resources.get("CPU", 0)), int(resources.get("memory", 0) // needed))
+    return min(int(resources.get("CPU", 0)), int((1 - STATES_SHARE) * resources.get("memory", 0) // needed))
 
 
 def _count(number: int, what: str) -> str:
@@ -419,7 +419,7 @@ def _reason(error: Exception) -> str:
 
 
 @contextmanager
-def _own_errors(ray: ModuleType) -> Iterator[None]:
+def own_errors(ray: ModuleType) -> Iterator[None]:
     """A context in which a `UserError` of another process is raised as here, without Ray's traceback."""
     try:
         yield
@@ -471,8 +471,8 @@ def connect() -> tuple[ModuleType, bool]:
                 "install the same on both"
             ) from error
         raise UserError(
-            f"no Ray cluster answers at RAY_ADDRESS ({address}); start one with 'ray start --head', or unset RAY_ADDRESS for "
-            "one on this machine"
+            f"no Ray cluster answers at RAY_ADDRESS ({address}, {cause(error)}); start one with 'ray start --head', or unset "
+            "RAY_ADDRESS for one on this machine"
         ) from error
     _ours = True
     return ray, True
