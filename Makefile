@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test test-federation lint setup clean
+.PHONY: run test test-federation test-ray lint setup clean
 
 run: $(READY)
 	$(BIN)/fedmrl compare quickstart --methods fedmrl,standalone,fedproto
@@ -15,6 +15,11 @@ test: $(READY)
 
 test-federation: $(READY)
 	$(BIN)/python -m pytest -m federation tests/flower -v --durations=0
+
+# Installs Ray, and starts, kills and resumes clusters of two nodes on this machine.
+test-ray: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,ray]'
+	$(BIN)/python -m pytest -m "slow_ray or not slow_ray" tests/federation/test_cluster.py tests/federation/test_hosts.py tests/reproduce/test_tasks.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -249,7 +249,7 @@ def test_the_table_of_bench_fits_into_80_columns():
 
 MISTAKES = [
     (["run", "quickstart", "--store", "cloud"], "--store: there is no 'cloud'; choose auto, device, host or disk"),
-    (["run", "quickstart", "--engine", "fast"], "--engine: there is no 'fast'; choose auto, reference or batched"),
+    (["run", "quickstart", "--engine", "fast"], "--engine: there is no 'fast'; choose auto, reference, batched or ray"),
     (["run", "quickstart", "--seeds", "0,0"], "seeds must be different"),
     (["run", "quickstart", "--seeds", "0,1", "--resume"], "--resume needs the folder that holds the runs"),
     (["run", "quickstart", "--seeds", "0,1", "--resume", "--out", "none"], "none has no runs of these seeds to resume"),

@@ -187,8 +187,9 @@ def _import_file(path: Path, tell: Callable[[str], None]) -> None:
     digest = sha256_of(path)
     if path in _imported and _imported[path][0] == digest:
         return
-    # The module's name is its path, so that files of equal name do not clash; its own imports are found in its folder.
-    name = f"imported:{path}"
+    # The module's name is its path, so that files of equal name do not clash; its own imports are found in its folder. With a
+    # dot it would count as a submodule, whose classes cannot be pickled.
+    name = f"imported:{path}".replace(".", "%2E")
     spec = importlib.util.spec_from_file_location(name, path)
     loader = spec.loader if spec else None
     assert spec is not None and loader is not None

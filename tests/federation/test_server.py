@@ -169,7 +169,7 @@ def test_an_engine_can_be_given_as_an_object_or_a_class():
 
 @pytest.mark.parametrize("engine", [3, "fast", None, ReferenceEngine(prepare(tiny_recipe(), CPU))])
 def test_what_is_no_engine_is_refused_by_the_name_of_the_argument(engine):
-    with pytest.raises(fedmrl.UserError, match=r"^engine is .*; choose auto, reference, batched, or give a factory"):
+    with pytest.raises(fedmrl.UserError, match=r"^engine is .*; choose auto, reference, batched, ray, or give a factory"):
         fedmrl.run(tiny_recipe(), engine=engine)
 
 

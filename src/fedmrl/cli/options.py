@@ -10,7 +10,7 @@ import typer
 from fedmrl.errors import UserError
 from fedmrl.recipes import known_recipes
 
-ENGINES = ("reference", "batched")
+ENGINES = ("reference", "batched", "ray")
 STORES = ("device", "host", "disk")
 DEVICES = ("cpu", "cuda")
 
@@ -55,7 +55,10 @@ Imports = Annotated[
 Out = Annotated[Path | None, typer.Option("--out", help="output folder (default: a new one under runs/)")]
 Device = Annotated[str, _choice("--device", "auto, cpu or cuda", "auto", *DEVICES)]
 StoreName = Annotated[str, _choice("--store", "where clients' states are stored: auto, device, host or disk", "auto", *STORES)]
-EngineName = Annotated[str, _choice("--engine", "auto, reference or batched", "auto", *ENGINES)]
+EngineName = Annotated[
+    str,
+    _choice("--engine", "auto, reference, batched, or ray (the cluster at RAY_ADDRESS, or a local one)", "auto", *ENGINES),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="print the result as JSON, for scripts")]
 
 

@@ -54,6 +54,9 @@ def reproduce(
         bool, typer.Option("--again", help="repeat measured runs in the subfolder again/, and compare both results")
     ] = False,
     jobs: Annotated[int, typer.Option(min=1, help="number of parallel runs, each in its own process")] = 1,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="each run on a CPU of the Ray cluster at RAY_ADDRESS, or of one started here")
+    ] = False,
     minutes: Annotated[float | None, typer.Option(min=0, help="stop after this time; the same command continues")] = None,
     report: Annotated[bool, typer.Option(help="write tables, figures and the page at the end")] = True,
     device: Device = "auto",
@@ -83,6 +86,11 @@ def reproduce(
         return named if seeds is None else [replace(one, seeds=tuple(seeds_of(seeds, 0))) for one in named]
 
     pick_device(device)
+    if ray and (jobs != 1 or device == "cuda" or engine not in ("auto", "reference")):
+        raise UserError(
+            "--ray runs each cell on a CPU by the reference engine, and as many as there are CPUs; leave out --jobs, "
+            "--device and --engine"
+        )
     left = missing_runs(found(), place) or (found() if again else [])
     if dry_run:
         render.dry_run(found(), left, Estimator(folder, device, tell=notice))
@@ -101,7 +109,16 @@ def reproduce(
             stage = min(one.stage for one in left)
             now = [one for one in left if one.stage == stage]
             ends = measure_all(
-                now, place, jobs=jobs, scale=scale, device=device, engine=engine, watch=watch, until=until, at_once=at_once
+                now,
+                place,
+                jobs=jobs,
+                scale=scale,
+                device=device,
+                engine=engine,
+                watch=watch,
+                until=until,
+                at_once=at_once,
+                ray=ray,
             )
             with closing(ends):
                 of_stage = f" of stage {stage}" if stage else ""

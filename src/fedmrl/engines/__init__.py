@@ -11,6 +11,8 @@ from fedmrl.engines.runner import Way
 from fedmrl.errors import UserError, cause
 
 ENGINES: dict[str, type[Engine]] = {"reference": ReferenceEngine, "batched": BatchedEngine}
+RAY = "ray"
+"""The choice of a Ray cluster, whose processes each have a reference engine; no engine of this process."""
 EngineChoice = str | Callable[..., Engine]
 """An engine's name, or a factory called with the runs' settings: `Reference()`, `Batched()`, a subclass of `Engine`."""
 
@@ -43,6 +45,8 @@ class Batched:
 def engine_for(choice: EngineChoice, *settings: Setting) -> Engine:
     """Creates the chosen engine; `auto` is the faster one: batched on a GPU, reference on a CPU."""
     check_engine(choice)
+    if choice == RAY:
+        raise UserError(f"engine is {RAY!r}, which only fedmrl.run, run_seeds and compare take; choose {', '.join(ENGINES)}")
     if choice == "auto":
         choice = "batched" if settings[0].device.type == "cuda" else "reference"
     try:
@@ -62,13 +66,14 @@ def check_engine(choice: EngineChoice) -> None:
     """Raises `UserError` for an unknown engine."""
     if isinstance(choice, type) and not issubclass(choice, Engine):
         raise UserError(f"engine is the class {choice.__name__}; give what it makes, as {choice.__name__}()")
-    if not callable(choice) and not (isinstance(choice, str) and choice in ("auto", *ENGINES)):
-        known = ", ".join(("auto", *ENGINES))
+    if not callable(choice) and not (isinstance(choice, str) and choice in ("auto", *ENGINES, RAY)):
+        known = ", ".join(("auto", *ENGINES, RAY))
         raise UserError(f"engine is {choice!r:.80}; choose {known}, or give a factory such as fedmrl.engines.Batched()")
 
 
 __all__ = [
     "ENGINES",
+    "RAY",
     "Batched",
     "BatchedEngine",
     "CorrectCounts",

@@ -37,7 +37,7 @@ class ReferenceEngine(Engine):
         self.samples = Samples(setting.data, setting.device, setting.dtype, channels_last=setting.device.type == "cpu")
         self._own = threading.local()  # each thread has its own nets
         self._pool: ThreadPoolExecutor | None = None
-        self._threads = torch.get_num_threads() if setting.device.type == "cpu" and not self._draws() else 1
+        self._threads = torch.get_num_threads() if setting.device.type == "cpu" and not draws_in_training(setting) else 1
 
     def trained(self, round_: Round, turns: Sequence[Turn], then: Sequence[Turn] = ()) -> list[Trained]:
         """See `Engine.trained`."""
@@ -63,7 +63,7 @@ class ReferenceEngine(Engine):
             return [in_precision(turn) for turn in turns]
 
         def with_its_share(turn: Turn) -> Result:
-            torch.set_num_threads(self._threads // workers)  # for this thread only
+            torch.set_num_threads(threads_each(self._threads, workers))  # for this thread only
             return in_precision(turn)
 
         if self._pool is None:
@@ -72,10 +72,6 @@ class ReferenceEngine(Engine):
             return list(self._pool.map(with_its_share, turns))
         finally:
             torch.set_num_threads(self._threads)  # later threads inherit the last number set
-
-    def _draws(self) -> bool:
-        """Whether a model draws random numbers in training, which threads cannot share reproducibly."""
-        return any(_draws(self.setting, client) for client in self.setting.models.values())
 
     def _net(self, turn: Turn) -> ClientNet:
         """A net with the client's state."""
@@ -193,6 +189,16 @@ class _FeatureCache:
         if (name, self.batch) not in self.outputs:
             self.outputs[name, self.batch] = forward(x)
         return self.outputs[name, self.batch]
+
+
+def draws_in_training(setting: Setting) -> bool:
+    """Whether a model draws random numbers in training, which threads cannot share reproducibly."""
+    return any(_draws(setting, client) for client in setting.models.values())
+
+
+def threads_each(threads: int, turns: int) -> int:
+    """The threads that each of so many clients gets, of all; a sum over threads rounds differently with their number."""
+    return threads // max(1, min(threads, turns))
 
 
 def _draws(setting: Setting, client: int) -> bool:

@@ -106,6 +106,8 @@ class Clients(ABC):
     """The most clients evaluated in one call."""
     scores_every_round: bool = True
     """Whether a round's participants are evaluated after it; if not, their replies carry their own counts."""
+    cpu_seconds: float = 0.0
+    """CPU time that clients have spent in other processes."""
     device: torch.device
     """The device of the uploads, on which the server aggregates."""
 

@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,10 +14,13 @@ from torch import nn
 from fedmrl.config import Recipe, Settings, load_named
 from fedmrl.data import Dataset, sources
 from fedmrl.data.sources import Given, source_of
-from fedmrl.engines import EngineChoice, Setting, check_engine, engine_for
+from fedmrl.engines import RAY, EngineChoice, Setting, check_engine, engine_for
 from fedmrl.errors import UserError
 from fedmrl.federation import summary as summaries
+from fedmrl.federation.clients import Clients
+from fedmrl.federation.cluster import ClusterClients
 from fedmrl.federation.folder import RunFolder, refuse_used
+from fedmrl.federation.hosts import Hosts
 from fedmrl.federation.server import Federation, OnRound, run_in_step
 from fedmrl.federation.setup import Schedule, prepare, schedule, shared_model_notices
 from fedmrl.federation.simulated import SimulatedClients
@@ -108,7 +112,7 @@ def run_seeds(
         recipe = recipe.model_copy(update={"models": table})
     if data is not None:
         recipe = with_data(recipe, data)
-    place = pick_device(device)
+    place = _device_for(engine, device)
     seeded = [recipe.model_copy(update={"seed": int(seed)}) for seed in seeds]
     if data is None and (recipe.models.own is None or models is not None):
         data = sources.load(recipe.data)
@@ -119,14 +123,27 @@ def run_seeds(
         on_notice(line)
     if not isinstance(engine, str):  # one that makes none is refused before anything is written
         engine_for(engine, *prepared)
-    folders = _opened(paths, seeded, prepared, resume)
     on_round = on_round or (lambda _: None)
-    try:
-        return _run_all(seeded, prepared, schedules, folders, resume, engine, store, keep, on_round, on_notice, begun)
-    finally:
+    with ExitStack() as stack:
+        hosts = None
+        if engine == RAY:  # a cluster that cannot be used is reported before anything is written
+            hosts = stack.enter_context(closing(Hosts(prepared, recipe.imports, store, on_notice)))
+        folders = _opened(paths, seeded, prepared, resume)
         for folder in folders:
             if folder is not None:
-                folder.close()
+                stack.callback(folder.close)
+        clients_of = partial(_clients, engine=engine, hosts=hosts, store=store, tell=on_notice)
+        return _run_all(seeded, prepared, schedules, folders, resume, clients_of, keep, on_round, on_notice, begun)
+
+
+def _device_for(engine: EngineChoice, device: str) -> torch.device:
+    """The device of that name; a Ray cluster trains on CPUs."""
+    if engine != RAY:
+        return pick_device(device)
+    if device not in ("auto", "cpu"):
+        pick_device(device)
+        raise UserError(f"device is {device} and engine is {RAY!r}, which trains on CPUs; leave out one of them")
+    return torch.device("cpu")
 
 
 def with_data(recipe: Recipe, data: Dataset) -> Recipe:
@@ -186,14 +203,45 @@ def check_types(seeds: Any, models: Any, data: Any) -> None:
         raise UserError(f"data is a {type(data).__name__}; leave it out, or give a fedmrl.data.Dataset")
 
 
+class _Place(NamedTuple):
+    """The clients of runs, with where they are, for the results."""
+
+    clients: Clients
+    engine: str
+    device: str
+    notices: Sequence[str]
+    store: Sequence[str]
+    """A notice on where clients' states are kept."""
+
+
+def _clients(
+    settings: Sequence[Setting],
+    runs: Sequence[int],
+    folders: Sequence[Path | None],
+    *,
+    engine: EngineChoice,
+    hosts: Hosts | None,
+    store: str,
+    tell: OnNotice,
+) -> _Place:
+    """The clients of these runs, with their checkpoints' folders, on this machine or on the cluster."""
+    chosen = [settings[run] for run in runs]
+    if hosts is not None:
+        hosts.hold(runs)
+        return _Place(ClusterClients(chosen, hosts, folders), RAY, hosts.device, hosts.notices, [])
+    device = settings[0].device
+    where, line = choose(store, chosen[0], len(chosen[0].members) * len(runs))
+    clients = SimulatedClients(chosen, engine, [make_store(where, device, folder) for folder in folders], tell)
+    return _Place(clients, clients.engine.name, summaries.device_name(device), clients.engine.notices, [line])
+
+
 def _run_all(
     seeded: Sequence[Recipe],
     settings: Sequence[Setting],
     schedules: Sequence[Schedule],
     folders: Sequence[RunFolder | None],
     resume: bool,
-    engine: EngineChoice,
-    store: str,
+    clients_of: Callable[[Sequence[Setting], Sequence[int], Sequence[Path | None]], _Place],
     keep: bool,
     on_round: OnRound,
     on_notice: OnNotice,
@@ -205,15 +253,13 @@ def _run_all(
         if resume and folder is not None and (result := folder.finished(on_notice)):
             done[number] = result
     if left := [number for number in range(len(seeded)) if number not in done]:
-        where, line = choose(store, settings[left[0]], seeded[0].clients * len(left))
-        device = settings[0].device
-        stores = [make_store(where, device, folder.checkpoint.folder if (folder := folders[n]) else None) for n in left]
-        clients = SimulatedClients([settings[number] for number in left], engine, stores, on_notice)
+        checkpoints = [folder.checkpoint.folder if (folder := folders[number]) else None for number in left]
+        place = clients_of(settings, left, checkpoints)
+        clients, device = place.clients, settings[0].device
         try:
             chosen = shared_model_notices(seeded[left[0]], settings[left[0]])
-            for notice in (*clients.engine.notices, *chosen, line):
+            for notice in (*place.notices, *chosen, *place.store):
                 on_notice(notice)
-            ran_on = clients.engine.name, summaries.device_name(device)
             runs = []
             for run, number in enumerate(left):
                 now = None
@@ -222,8 +268,8 @@ def _run_all(
                     now = folder.load(device, partial(clients.restore, run), on_notice)
                 runs.append(
                     Federation(
-                        seeded[number], settings[number].terms, clients, schedules[number],
-                        number=run, now=now, folder=folder, ran_on=ran_on, together=len(left), begun=begun,
+                        seeded[number], settings[number].terms, clients, schedules[number], number=run, now=now, folder=folder,
+                        ran_on=(place.engine, place.device), together=len(left), begun=begun,
                     )
                 )  # fmt: skip
             done |= dict(zip(left, run_in_step(clients, runs, on_round), strict=True))

@@ -88,7 +88,7 @@ class Federation:
     @property
     def cpu_seconds(self) -> float:
         """CPU time of all cores over the same period."""
-        return time.process_time() - self._cpu_begun
+        return time.process_time() + self.clients.cpu_seconds - self._cpu_begun
 
     @property
     def everyone(self) -> list[int]:

@@ -13,7 +13,6 @@ from fedmrl.federation.clients import (
     Clients,
     Enrolled,
     NoReply,
-    OtherModelsError,
     Reply,
     Request,
     Roster,
@@ -106,6 +105,10 @@ class SimulatedClients(Clients):
         """A client's state after a round, or its initial state."""
         return self._runs[run].load(client, since)
 
+    def keep(self, client: int, since: int | None, state: Tensors, run: int = 0) -> None:
+        """Takes over a client's state after a round."""
+        self._runs[run].store.keep(client, since, state)
+
     def confirm(self, run: int, since: Since) -> None:
         """See `Clients`."""
         for client, round_ in since.items():
@@ -117,7 +120,7 @@ class SimulatedClients(Clients):
 
     def restore(self, run: int, since: Since, files: Mapping[int, StateFile]) -> None:
         """See `Clients`."""
-        self._runs[run].restore(since, files)
+        restore_states(self._runs[run].setting, self._runs[run].store, since, files)
 
     def digest(self, run: int, server: Tensors, since: Since) -> str:
         """See `Clients`; leaves out clients that never took part, whose states follow from the seed."""
@@ -126,14 +129,7 @@ class SimulatedClients(Clients):
 
     def facts(self, run: int) -> dict[str, Any]:
         """See `Clients`."""
-        setting = self._runs[run].setting
-        data, split = setting.data, split_json([*setting.members.values()])
-        return {
-            "store": self._runs[run].store.where,
-            "standardised_by": {"mean": data.mean.tolist(), "std": data.std.tolist()},
-            "class_names": list(data.classes),
-            "split_sha256": split_digest(split, len(setting.members)),
-        }
+        return facts_of(self._runs[run].setting, self._runs[run].store.where)
 
     def join(self, member: Member, run: int = 0) -> int:
         """Adds a client to a run between two rounds and returns its number, the next one."""
@@ -157,7 +153,7 @@ class _Run:
         self.flops = FlopCounter(setting)
         self._start = setting.server_start()
         self._initial = InitialNets(setting, (), ahead=False)
-        self.roster = {client: _enrolled(setting, client) for client in setting.members}
+        self.roster = roster_of(setting)
 
     @property
     def at_once(self) -> int:
@@ -188,25 +184,43 @@ class _Run:
             self.store.keep(client, None, initial)
         return initial
 
-    def restore(self, since: Since, files: Mapping[int, StateFile]) -> None:
-        shapes: dict[ModelSpec, dict[str, list[int]]] = {}
-        for client, round_ in since.items():
-            if client not in self.setting.members or client not in files:
-                what = "there is no client" if client in files else "it has no state of client"
-                raise UserError(f"the checkpoint is damaged ({what} {client})")
-            self.store.restore(client, round_, files[client])
-            spec = self.setting.members[client].model
-            if spec not in shapes:
-                shapes[spec] = {name: list(t.shape) for name, t in self.setting.fresh_net(client).state_dict().items()}
-            if self.store.shapes(client, round_) != shapes[spec]:
-                raise OtherModelsError(
-                    f"client {client}'s state in the checkpoint does not fit its model ({spec.label}); "
-                    "resume with the models that the run was started with"
-                )
-
     def close(self) -> None:
         self._initial.close()
         self.store.close()
+
+
+def roster_of(setting: Setting) -> Roster:
+    """What the server knows of each client."""
+    return {client: _enrolled(setting, client) for client in setting.members}
+
+
+def facts_of(setting: Setting, store: str) -> dict[str, Any]:
+    """Entries for a run's result: where clients' states were kept, and their data."""
+    data, split = setting.data, split_json([*setting.members.values()])
+    return {
+        "store": store,
+        "standardised_by": {"mean": data.mean.tolist(), "std": data.std.tolist()},
+        "class_names": list(data.classes),
+        "split_sha256": split_digest(split, len(setting.members)),
+    }
+
+
+def restore_states(setting: Setting, store: AnyStore, since: Since, files: Mapping[int, StateFile]) -> None:
+    """Takes over a checkpoint's states into the store; raises `UserError` if they do not fit the clients."""
+    shapes: dict[ModelSpec, dict[str, list[int]]] = {}
+    for client, round_ in since.items():
+        if client not in setting.members or client not in files:
+            what = "there is no client" if client in files else "it has no state of client"
+            raise UserError(f"the checkpoint is damaged ({what} {client})")
+        store.restore(client, round_, files[client])
+        spec = setting.members[client].model
+        if spec not in shapes:
+            shapes[spec] = {name: list(t.shape) for name, t in setting.fresh_net(client).state_dict().items()}
+        if store.shapes(client, round_) != shapes[spec]:
+            raise UserError(
+                f"client {client}'s state in the checkpoint does not fit its model ({spec.label}); "
+                "resume with the models that the run was started with"
+            )
 
 
 def _enrolled(setting: Setting, client: int) -> Enrolled:

@@ -22,7 +22,7 @@ from fedmrl.messages import Tensors, size
 Place = Literal["device", "host", "disk"]
 
 
-_SHARE = 0.4  # share of the memory free at the start that states may take
+STATES_SHARE = 0.4  # share of the memory free at the start that states may take
 _AT_ONCE = 8  # files written in parallel
 Kept = TypeVar("Kept", Tensors, StateFile)
 """A state as a store keeps it: its tensors, or the file that holds them."""
@@ -199,10 +199,9 @@ def check_store(where: str) -> None:
 def choose(where: str, setting: Setting, clients: int) -> tuple[Place, str]:
     """The store for the states of `clients` clients (auto: the first in which they fit), and a line that reports it."""
     device, host = setting.device, torch.device("cpu")
-    largest = max(size(setting.fresh_net(client).state_dict()).bytes for client in setting.models.values())
-    needed = largest * clients
+    needed = largest_state(setting) * clients
     if where == "auto":
-        fits = {"device": needed <= _SHARE * free_bytes(device), "host": needed <= _SHARE * free_bytes(host)}
+        fits = {"device": needed <= STATES_SHARE * free_bytes(device), "host": needed <= STATES_SHARE * free_bytes(host)}
         where = next((place for place, enough in fits.items() if enough), "disk")
     if where == "host" and device.type == "cpu":
         where = "device"
@@ -210,6 +209,11 @@ def choose(where: str, setting: Setting, clients: int) -> tuple[Place, str]:
     there = {"device": in_memory, "host": "in the host's memory", "disk": "on disk"}[where]
     line = f"clients' states are kept {there}: at most {format_bytes(needed)} for {clients} clients"
     return cast(Place, where), line
+
+
+def largest_state(setting: Setting) -> int:
+    """Bytes of the largest state that a client can have."""
+    return max(size(setting.fresh_net(client).state_dict()).bytes for client in setting.models.values())
 
 
 AnyStore = Store[Tensors] | Store[StateFile]

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from fedmrl.federation.summary import device_name
 from fedmrl.reproduce.cells import Cell, cell_path, make_cell, read_cell, read_cells, recipe_hash, write_cell
 from fedmrl.reproduce.experiments import PAPER, RunSpec, Scale
 from fedmrl.reproduce.processes import run_parallel
+from fedmrl.reproduce.tasks import run_tasks
 from fedmrl.results import Record
 
 _SAMPLES = {"digits": 1_797, "cifar10": 60_000, "cifar100": 60_000}  # so that an estimate needs no data
@@ -79,6 +81,7 @@ def measure(
     engine: str = "auto",
     watch: Watch | None = None,
     at_once: int = 1,
+    data: Dataset | None = None,
 ) -> list[Cell]:
     """Runs all seeds together, resuming an interrupted run, and writes a cell for each seed."""
     runs = [_run_folder(one, seed, folder) for seed in one.seeds]
@@ -86,7 +89,7 @@ def measure(
     with watch(one) if watch else nullcontext() as on_round:
         outcomes = run_seeds(
             one.recipe, one.seeds, outs=runs, resume=resume, device=device, engine=engine,
-            data=_data(json.dumps(one.recipe.resolved()["data"])), keep=False, on_round=on_round,
+            data=data or _data_of(one), keep=False, on_round=on_round,
         )  # fmt: skip
     command = f"fedmrl reproduce {one.name} --seeds {','.join(map(str, one.seeds))}{scale.option}"
     cells = []
@@ -112,8 +115,9 @@ def measure_all(
     watch: Watch | None = None,
     until: float = math.inf,
     at_once: int = 1,
+    ray: bool = False,
 ) -> Generator[RunProgress, None, None]:
-    """Performs many runs, up to `jobs` in parallel, and yields the progress after each.
+    """Performs many runs, up to `jobs` in parallel, and yields the progress after each; with `ray`, on the CPUs of a cluster.
 
     At `until` (monotonic clock), running ones are interrupted so that they can be resumed, and no others start. `at_once` is
     written to the cells: the number of runs that share the device, including those of other processes.
@@ -124,7 +128,9 @@ def measure_all(
         return measure(one, folder, scale=scale, device=device, engine=engine, watch=stopping, at_once=at_once)
 
     started, todo, done = time.monotonic(), sum(map(_work, left)), 0.0
-    if jobs == 1:
+    if ray:
+        ends = _in_tasks(left, folder, until, scale)
+    elif jobs == 1:
         ends = _one_by_one(left, until, alone)
     else:
         options = ["--out", str(folder), "--device", device, "--engine", engine, "--scale", scale.name]
@@ -192,6 +198,22 @@ def _in_processes(
             yield one, _said(cells) if cells else f"failed ({ended.said})"
 
 
+def _in_tasks(left: Sequence[RunSpec], folder: Path, until: float, scale: Scale) -> Iterator[tuple[RunSpec, str]]:
+    """Each on a CPU of the cluster. What is stopped there begins anew, as its folder was on its node."""
+    named = {one.label: one for one in left}
+    with closing(run_tasks(_cells_of, {name: (one, scale, _data_of(one)) for name, one in named.items()}, until)) as ends:
+        for done in ends:
+            for cell in done.value or ():
+                write_cell(folder, cell)
+            yield named[done.name], _said(done.value) if done.value else f"failed ({done.failure})"
+
+
+def _cells_of(one: RunSpec, scale: Scale, data: Dataset) -> list[Cell]:
+    """The cells of a run in a task."""
+    with TemporaryDirectory(prefix="fedmrl-") as folder:
+        return measure(one, Path(folder), scale=scale, device="cpu", data=data)
+
+
 def _run_folder(one: RunSpec, seed: int, folder: Path) -> Path:
     """The folder of an unfinished run; deletes those of outdated recipes, which cannot be resumed."""
     name = f"{one.variant}-seed-{seed}"
@@ -200,6 +222,10 @@ def _run_folder(one: RunSpec, seed: int, folder: Path) -> Path:
         if other != own:
             shutil.rmtree(other)
     return own
+
+
+def _data_of(one: RunSpec) -> Dataset:
+    return _data(json.dumps(one.recipe.resolved()["data"]))
 
 
 @cache
