@@ -102,9 +102,7 @@ class Quiet(fedmrl.methods.Method):
 def test_a_sheet_never_claims_less_than_a_method_of_the_users_sends():
     recipe = tiny_recipe("fedmrl").with_method(Whole(d1=3))
     assert leaves(prepare(recipe, CPU).terms) is None, "its upload is its own, and its form is not"
-    with pytest.raises(
-        fedmrl.UserError, match=r"upload_form does not declare what .*: it has 'projector\.weight'"
-    ):
+    with pytest.raises(fedmrl.UserError, match=r"upload_form does not declare what .*: it has 'projector\.weight'"):
         prepare(tiny_recipe("fedmrl").with_method(Declared(d1=3)), CPU)
 
 
