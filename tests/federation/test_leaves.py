@@ -1,10 +1,13 @@
 """What the sheet says leaves a client is what leaves it, and no more."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tiny import ALL_METHODS, tiny_recipe
 
 import fedmrl
+from fedmrl.aggregation import MEAN
 from fedmrl.federation.leaves import leaves
 from fedmrl.federation.setup import prepare
 from fedmrl.federation.simulation import Simulation
@@ -63,6 +66,63 @@ def test_a_method_that_sends_but_does_not_declare_what_has_no_sheet():
 
     terms = prepare(tiny_recipe("standalone").with_method(Silent()), CPU).terms
     assert leaves(terms) is None
+
+
+class Whole(fedmrl.FedMRL):
+    """Sends all that the client has."""
+
+    name = "whole"
+
+    def upload(self, net, sums, round_):
+        return {**super().upload(net, sums, round_), "projector.weight": net.projector.weight.detach().clone()}
+
+    def aggregate(self, server, uploads, round_, rule=MEAN):
+        kept = [replace(u, content={n: t for n, t in u.content.items() if n in server}) for u in uploads]
+        return super().aggregate(server, kept, round_, rule)
+
+
+class Declared(Whole):
+    """Says what it sends, and forgets the projector."""
+
+    name = "declared"
+
+    def upload_form(self, common, start, dtype):
+        return super().upload_form(common, start, dtype)
+
+
+class Quiet(fedmrl.methods.Method):
+    """Sends nothing, like the class that it is made from."""
+
+    name = "quiet"
+
+    def loss(self, net, batch):
+        return batch.mean(torch.nn.functional.cross_entropy(net.local(batch.x), batch.y_B, reduction="none"))
+
+
+def test_a_sheet_never_claims_less_than_a_method_of_the_users_sends():
+    recipe = tiny_recipe("fedmrl").with_method(Whole(d1=3))
+    assert leaves(prepare(recipe, CPU).terms) is None, "its upload is its own, and its form is not"
+    with pytest.raises(fedmrl.UserError, match=r"upload_form does not declare what .*: it has 'projector\.weight'"):
+        prepare(tiny_recipe("fedmrl").with_method(Declared(d1=3)), CPU)
+
+
+def test_a_users_method_that_sends_nothing_has_an_empty_sheet():
+    sheet = leaves(prepare(tiny_recipe("standalone").with_method(Quiet()), CPU).terms)
+    assert (sheet.up, sheet.down) == ([], [])
+
+
+def test_a_form_that_fails_is_told_before_anything_is_written(tmp_path):
+    class Failing(fedmrl.FedMRL):
+        """Fails as it declares."""
+
+        name = "failing"
+
+        def upload_form(self, common, start, dtype):
+            return [[{"no such tensor": start["no such tensor"]}]]
+
+    with pytest.raises(fedmrl.UserError, match=r"_form fails \(KeyError"):
+        fedmrl.run(tiny_recipe("fedmrl").with_method(Failing(d1=3)), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_result_has_the_sheet_and_keeps_it_in_its_folder(tmp_path):

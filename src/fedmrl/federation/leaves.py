@@ -7,14 +7,14 @@ import torch
 
 from fedmrl.engines import Terms
 from fedmrl.messages import MessageForm, TensorForm, UpTo
-from fedmrl.methods import Method
+from fedmrl.methods.base import declares_messages
 from fedmrl.results import Leaves, TensorOut
 
 
 def leaves(terms: Terms) -> Leaves | None:
     """The tensors that a client sends and receives; None for a user's method that does not declare them."""
     method = terms.method
-    if type(method).upload is not Method.upload and type(method).upload_form is Method.upload_form:
+    if not declares_messages(method):
         return None
     start = terms.server_start(torch.device("cpu"))
     up = method.upload_form(terms.common, start, terms.dtype)

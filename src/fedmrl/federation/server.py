@@ -70,6 +70,7 @@ class Federation:
         engine, device = ran_on
         self.engines, self.devices = _each_once(*self.now.engines, engine), _each_once(*self.now.devices, device)
         self._together = together
+        self._leaves = leaves(terms)
         self.ledger = None if terms.privacy is None else Ledger(terms.privacy)
         self._counted: set[int] = set()
         for spent in self._spent_before():
@@ -306,7 +307,7 @@ class Federation:
     def finish(self, final: Accuracies) -> RunResult:
         """Builds and writes the result; `final` is the evaluation of all clients in every mode."""
         digest = self.clients.digest(self.number, self.now.server, self.now.last_round)
-        facts = {**self._facts, "states_sha256": digest, "leaves": leaves(self.terms)}
+        facts = {**self._facts, "states_sha256": digest, "leaves": self._leaves}
         result = summaries.summarise(self.recipe, self.clients.roster(self.number), self.now, final, facts)
         if self.folder:
             self.folder.write_result(result)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import cycle
+from typing import Literal
 
 import numpy as np
 import torch
@@ -19,8 +20,9 @@ from fedmrl.engines.base import numerics
 from fedmrl.engines.reference import optimiser_of, take_step
 from fedmrl.errors import CODE_FAILS, UserCodeError, UserError
 from fedmrl.guard import called, described, failure, is_ours
-from fedmrl.messages import Tensors, Upload
+from fedmrl.messages import Tensors, Upload, check_form
 from fedmrl.methods import Batch, ClientNet, Round
+from fedmrl.methods.base import declares_messages
 from fedmrl.methods.checks import loss as loss_problem
 from fedmrl.randomness import torch_seeded
 from fedmrl.training import Phase, Sums
@@ -90,6 +92,7 @@ class _Trial:
         contents = method.encode(uploads, round_)
         for content in contents:
             self._noted("encode", content)
+            self._has_form("upload", content)
         self.doing = "aggregate"
         sent = [
             Upload(client, len(setting.members[client].train), {name: tensor.contiguous() for name, tensor in content.items()})
@@ -97,7 +100,9 @@ class _Trial:
         ]
         rule = setting.terms.aggregation
         others = [client for client in setting.members if client not in clients]
-        sent += [replace(one, client=other) for one, other in zip(cycle(sent), others[: self.clients_a_round - len(sent)])]
+        sent += [
+            replace(one, client=other) for one, other in zip(cycle(sent), others[: max(0, self.clients_a_round - len(sent))])
+        ]
         server = self._noted("aggregate", method.aggregate(server, sent, round_, rule))
         if self.not_finite == ["aggregate"] and not is_ours(type(rule)):
             raise UserCodeError(f"{called(rule, 'aggregation rule')}: combine returns NaN for uploads that are finite; mend it")
@@ -113,6 +118,7 @@ class _Trial:
         before = {name: (tensor.shape, tensor.dtype) for name, tensor in net.state_dict().items()}
         self.doing = "answer"
         content = self._noted("answer", method.answer(dict(server), client, since))
+        self._has_form("answer", content)
         self.doing = "receive"
         try:
             method.receive(net, content)
@@ -123,6 +129,20 @@ class _Trial:
         if {name: (tensor.shape, tensor.dtype) for name, tensor in net.state_dict().items()} != before:
             self._fail("receive changes the names, shapes or types of the net's tensors; copy into them instead")
         return net
+
+    def _has_form(self, message: Literal["upload", "answer"], content: Tensors) -> None:
+        """Fails if a message is not as the method declares it; one that declares none is taken as it comes."""
+        setting, method = self.setting, self.setting.method
+        if not declares_messages(method):
+            return
+        self.doing = f"{message}_form"
+        form = method.upload_form if message == "upload" else method.answer_form
+        try:
+            check_form(content, form(setting.terms.common, setting.server_start(), setting.dtype))
+        except UserCodeError:
+            raise
+        except UserError as error:
+            self._fail(f"{message}_form does not declare what the method sends: {error}")
 
     def _upload(self, client: int, net: ClientNet, round_: Round) -> Tensors:
         method, sums = self.setting.method, self._trains(client, net, earlier=0)

@@ -44,6 +44,7 @@ def run_demo(folder: Path, tell: Callable[[str], None]) -> RunResult:
                 tell(f"round {record.round}: {len(record.participants)} clients, loss {record.loss or 0:.3f}")
 
         status = local.wait(NAME, run_id, 1800, tell_rounds)
+        tell_rounds()
         if status != "completed":
             raise UserError(f"the demonstration failed; see {local.folder} for what the programs said")
     return RunResult.read(path)

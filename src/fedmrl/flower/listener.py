@@ -129,7 +129,8 @@ class Listener:
         try:
             data = receive(connection, self.config.seconds, max_body=self.config.bounds.max_message_bytes)
         except FrameError as error:
-            log.warning("a message from user %d was not read: %s", uid, error)
+            looked = "after 0 bytes" in str(error)  # whether somebody listens, as a starting SuperNode looks
+            log.log(logging.DEBUG if looked else logging.WARNING, "a message from user %d was not read: %s", uid, error)
             return to_bytes(Failure(reason="bad-message", sentence=str(error)))
         finally:
             with self._lock:

@@ -6,6 +6,7 @@ So that every engine can run it, a loss has no `.item()`, no `if` on a tensor's 
 samples is `batch.mean`, and every mean over a representation divides by its model's `width`.
 """
 
+import inspect
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -332,6 +333,21 @@ class WeightSharing(Method, ABC):
 
 def _form(content: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
     return {name: (tensor.shape, tensor.dtype) for name, tensor in content.items()}
+
+
+def declares_messages(method: Method) -> bool:
+    """Whether the form of a method's messages is declared by the class that decides what they hold, or by one made from it."""
+
+    def defined_at(name: str) -> int:
+        """The place in the order of base classes of the one that defines a function; guards wrap inherited ones, too."""
+        order = type(method).__mro__
+        function = inspect.unwrap(getattr(type(method), name))
+        return max(i for i, base in enumerate(order) if inspect.unwrap(getattr(base, name, object)) is function)
+
+    decides = [name for name in ("upload", "encode", "shared") if hasattr(method, name)]
+    return defined_at("upload_form") <= min(map(defined_at, decides)) and (
+        defined_at("answer_form") <= defined_at("answer") or defined_at("upload_form") <= defined_at("answer")
+    )
 
 
 def in_order(uploads: Iterable[Upload]) -> list[Upload]:

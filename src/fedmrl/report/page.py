@@ -33,6 +33,12 @@ ALL_CLIENT_PROTOCOLS: Sequence[Protocol] = ("fair", "own")
 FEW_TEST_SAMPLES = 100  # test samples, below which one sample is more than a point of accuracy
 MAX_NAMED_CLASSES = 10  # classes of a client that fit into a table's cell
 MAX_ROWS = 500  # rows of a table that are shown at once
+_ELSEWHERE = {
+    "models": "Its models were given in Python; repeat it from there.",
+    "given": "Its data was given in Python; repeat it from there.",
+    "at-clients": "Its data is at the clients; repeat it with them, by fedmrl federation run.",
+}
+"""What to say of runs that a recipe alone cannot repeat, by the name of their data."""
 OLD_SPLIT = (
     "An older version made these runs and did not record how many samples of each class their clients have. "
     "Repeat the runs to see that here."
@@ -536,7 +542,7 @@ def _leaves(one: Series) -> dict[str, Any] | None:
 
 def _recipe(one: Series) -> dict[str, Any]:
     first, command = one.first, None
-    given = "models.own" in first.settings or first.settings.get("data.name") == "given"
+    given = "models.own" in first.settings or first.settings.get("data.name") in ("given", "at-clients")
     if first.folder and not given:
         seeds = f" --seeds {','.join(map(str, one.seeds))}" if len(one.runs) > 1 else ""
         command = f"fedmrl run {shlex.quote(str(first.folder / 'config.toml'))}{seeds}"
@@ -544,6 +550,9 @@ def _recipe(one: Series) -> dict[str, Any]:
     return {
         "config": first.config,
         "command": command,
+        "elsewhere": _ELSEWHERE.get(
+            first.settings.get("data.name", ""), "Its models were given in Python; repeat it from there."
+        ),
         "facts": [
             ["device", first.device],
             ["engine", first.engine],
