@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from fedmrl.federation.launch import OnNotice, check_types, run_seeds, with_data
 from fedmrl.federation.server import OnRound
 from fedmrl.federation.setup import prepare
 from fedmrl.federation.store import check_store
+from fedmrl.federation.tasks import WholeRun, check_tasks, run_elsewhere
 from fedmrl.files import write_whole
 from fedmrl.methods import METHODS, Method
 from fedmrl.models import ModelSpec
@@ -145,6 +147,7 @@ def compare(
     engine: EngineChoice = "auto",
     store: str = "auto",
     resume: bool = False,
+    ray: bool = False,
     watch: Callable[[str], AbstractContextManager[OnRound]] | None = None,
     on_notice: OnNotice | None = None,
 ) -> Comparison:
@@ -152,7 +155,7 @@ def compare(
 
     `recipe` is a recipe (an object, name or file), or several recipes by name, one for each row of the table. `methods` are
     names or objects, or objects by name (default: all methods). With `resume`, finished runs are kept and interrupted ones
-    continue.
+    continue. With `ray`, each method runs on a CPU of a Ray cluster.
 
     >>> import fedmrl
     >>> short = {"rounds": 1, "models.local": [{"conv1": 2, "conv2": 2, "fc1": 8, "fc2": 8}]}
@@ -180,9 +183,8 @@ def compare(
     if data is not None:
         recipes = {name: with_data(of_method, data) for name, of_method in recipes.items()}
     data = data or _shared_data(recipes)
-    for of_method in recipes.values():  # check all runs before starting any
-        for seed in seeds:
-            prepare(of_method.model_copy(update={"seed": seed}), torch.device("cpu"), models, data)
+    for of_method, seed in product(recipes.values(), seeds):  # check all runs before starting any
+        prepare(of_method.model_copy(update={"seed": seed}), torch.device("cpu"), models, data)
     notices: set[str] = set()
 
     def tell(line: str) -> None:
@@ -191,10 +193,16 @@ def compare(
             notices.add(line)
             on_notice(line)
 
+    if ray:
+        check_tasks(engine, device)
+        runs = {name: WholeRun(recipes[name], seeds, own) for name, own in folders.items() if own}
+        if not runs:
+            raise UserError("ray needs the comparison's folder; name it as out")
+        run_elsewhere(runs, models=models, data=data, keep=False, tell=tell)
     outcomes: dict[str, Sequence[Outcome]] = {}
     for method, of_method in recipes.items():
         own = folders[method]
-        resumes = resume and own is not None and any((path / "config.toml").exists() for path in own)
+        resumes = (resume or ray) and own is not None and any((path / "config.toml").exists() for path in own)
         with watch(method) if watch else nullcontext() as on_round:
             outcomes[method] = run_seeds(
                 of_method, seeds, outs=own, resume=resumes, device=device, engine=engine, store=store, models=models, data=data,

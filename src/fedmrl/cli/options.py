@@ -53,6 +53,9 @@ StoreName = Annotated[str, _choice("--store", "where clients' states are kept: a
 EngineName = Annotated[
     str, _choice("--engine", "auto, reference, batched, or ray: the cluster at RAY_ADDRESS, or one made here", "auto", *ENGINES)
 ]
+OnRay = Annotated[
+    bool, typer.Option("--ray", help="each run on a CPU of the Ray cluster at RAY_ADDRESS, or of one started here")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="print the result as JSON, for scripts")]
 
 

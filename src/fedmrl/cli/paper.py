@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedmrl.cli.options import Device, EngineName, seeds_of
+from fedmrl.cli.options import Device, EngineName, OnRay, seeds_of
 from fedmrl.cli.terminal import end, err, notice
 from fedmrl.errors import InterruptedRun, UserError
 
@@ -54,9 +54,7 @@ def reproduce(
         bool, typer.Option("--again", help="measure it once more, into again/ of that folder, and compare with what is stored")
     ] = False,
     jobs: Annotated[int, typer.Option(min=1, help="how many runs at once, each a process of its own")] = 1,
-    ray: Annotated[
-        bool, typer.Option("--ray", help="each run on a CPU of the Ray cluster at RAY_ADDRESS, or of one started here")
-    ] = False,
+    ray: OnRay = False,
     minutes: Annotated[
         float | None, typer.Option(min=0, help="stop after so long; the same command then goes on from there")
     ] = None,
