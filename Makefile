@@ -19,7 +19,7 @@ test-federation: $(READY)
 # Installs Ray, and starts, kills and resumes clusters of two nodes on this machine.
 test-ray: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,ray]'
-	$(BIN)/python -m pytest -m "slow_ray or not slow_ray" tests/federation/test_cluster.py tests/federation/test_hosts.py tests/reproduce/test_tasks.py
+	$(BIN)/python -m pytest -m "slow_ray or not slow_ray" tests/federation/test_cluster.py tests/federation/test_hosts.py tests/federation/test_tasks.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

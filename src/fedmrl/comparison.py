@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from fedmrl.federation.launch import OnNotice, check_callbacks, check_flags, che
 from fedmrl.federation.server import OnRound
 from fedmrl.federation.setup import prepare
 from fedmrl.federation.store import check_store
+from fedmrl.federation.tasks import WholeRun, check_tasks, run_elsewhere
 from fedmrl.files import output_path, write_whole
 from fedmrl.guard import described, is_line
 from fedmrl.methods import METHODS, Method
@@ -146,6 +148,7 @@ def compare(
     engine: EngineChoice = "auto",
     store: str = "auto",
     resume: bool = False,
+    ray: bool = False,
     watch: Callable[[str], AbstractContextManager[OnRound]] | None = None,
     on_notice: OnNotice | None = None,
 ) -> Comparison:
@@ -153,7 +156,7 @@ def compare(
 
     `recipe` is a recipe (an object, name or file), or several recipes by name, one for each row of the table. `methods` are
     names or objects, or objects by name (default: all methods). With `resume`, finished runs are kept and interrupted ones
-    continue.
+    continue. With `ray`, each method runs on a CPU of a Ray cluster.
 
     >>> import fedmrl
     >>> short = {"rounds": 1, "models.local": [{"conv1": 2, "conv2": 2, "fc1": 8, "fc2": 8}]}
@@ -182,9 +185,8 @@ def compare(
     if data is not None:
         recipes = {name: with_data(of_method, data) for name, of_method in recipes.items()}
     data = data or _shared_data(recipes)
-    for of_method in recipes.values():  # check all runs before starting any
-        for seed in seeds:
-            prepare(of_method.model_copy(update={"seed": seed}), torch.device("cpu"), models, data)
+    for of_method, seed in product(recipes.values(), seeds):  # check all runs before starting any
+        prepare(of_method.model_copy(update={"seed": seed}), torch.device("cpu"), models, data)
     notices: set[str] = set()
 
     def tell(line: str) -> None:
@@ -193,10 +195,16 @@ def compare(
             notices.add(line)
             on_notice(line)
 
+    if ray:
+        check_tasks(engine, device)
+        runs = {name: WholeRun(recipes[name], seeds, own) for name, own in folders.items() if own}
+        if not runs:
+            raise UserError("ray needs the comparison's folder; name it as out")
+        run_elsewhere(runs, models=models, data=data, keep=False, tell=tell)
     outcomes: dict[str, Sequence[Outcome]] = {}
     for method, of_method in recipes.items():
         own = folders[method]
-        resumes = resume and own is not None and any((path / "config.toml").exists() for path in own)
+        resumes = (resume or ray) and own is not None and any((path / "config.toml").exists() for path in own)
         watching = watch(method) if watch else nullcontext()
         if not isinstance(watching, AbstractContextManager):
             raise UserError(f"watch returns {described(watching)}; it must return a context with a function for each round")

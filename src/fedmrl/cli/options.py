@@ -59,6 +59,9 @@ EngineName = Annotated[
     str,
     _choice("--engine", "auto, reference, batched, or ray (the cluster at RAY_ADDRESS, or a local one)", "auto", *ENGINES),
 ]
+OnRay = Annotated[
+    bool, typer.Option("--ray", help="each run on a CPU of the Ray cluster at RAY_ADDRESS, or of one started here")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="print the result as JSON, for scripts")]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedmrl.cli.options import Device, EngineName, check_choice, seeds_of
+from fedmrl.cli.options import Device, EngineName, OnRay, check_choice, seeds_of
 from fedmrl.cli.terminal import end, err, notice
 from fedmrl.errors import InterruptedRun, UserError
 
@@ -54,9 +54,7 @@ def reproduce(
         bool, typer.Option("--again", help="repeat measured runs in the subfolder again/, and compare both results")
     ] = False,
     jobs: Annotated[int, typer.Option(min=1, help="number of parallel runs, each in its own process")] = 1,
-    ray: Annotated[
-        bool, typer.Option("--ray", help="each run on a CPU of the Ray cluster at RAY_ADDRESS, or of one started here")
-    ] = False,
+    ray: OnRay = False,
     minutes: Annotated[float | None, typer.Option(min=0, help="stop after this time; the same command continues")] = None,
     report: Annotated[bool, typer.Option(help="write tables, figures and the page at the end")] = True,
     device: Device = "auto",

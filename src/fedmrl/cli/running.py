@@ -16,6 +16,7 @@ from fedmrl.cli.options import (
     Device,
     EngineName,
     Imports,
+    OnRay,
     Out,
     RecipeName,
     Settings,
@@ -47,6 +48,7 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="continue the run in --out, or in RECIPE if that is a run's folder")
     ] = False,
+    ray: OnRay = False,
     tensorboard: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="also write each round for TensorBoard (for several seeds, their mean)"),
@@ -78,12 +80,14 @@ def run(
     if several and resume and not any((out / "config.toml").exists() for out in outs):
         raise UserError(f"{folder} has no runs of these seeds to resume; leave out --resume to start them there")
     try:
+        if ray:
+            _run_on_cluster(named.recipe, chosen, outs, engine, device)
         with (
             watching(err(), named.recipe.method.title, named.recipe.rounds) as progress,
             writing(tensorboard) if tensorboard else nullcontext() as write,
         ):
             done = run_seeds(
-                named.recipe, chosen, outs=outs, resume=resume, device=device, engine=engine, store=store,
+                named.recipe, chosen, outs=outs, resume=resume or ray, device=device, engine=engine, store=store,
                 on_round=_both(progress, write) if write else progress, on_notice=notice,
             )  # fmt: skip
     except InterruptedRun as stopped:
@@ -106,6 +110,20 @@ def run(
         complain(f"seed {one.seed}: {one.diverged.reason}")
     if diverged:
         raise typer.Exit(3)
+
+
+def _run_on_cluster(recipe: "Recipe", seeds: Sequence[int], outs: Sequence[Path], engine: str, device: str) -> None:
+    """Runs each seed that has not begun on a CPU of the cluster, into its folder."""
+    from fedmrl.federation.tasks import WholeRun, check_tasks, run_elsewhere
+
+    check_tasks(engine, device)
+    if len(seeds) == 1:
+        raise UserError("--ray spreads several seeds over a cluster; name them with --seeds, or give --engine ray")
+    runs = {
+        f"seed {seed}": WholeRun(recipe.model_copy(update={"seed": seed}), [seed], [out])
+        for seed, out in zip(seeds, outs, strict=True)
+    }
+    run_elsewhere(runs, models=None, data=None, keep=True, tell=notice)
 
 
 def _new_folder(name: str) -> Path:
@@ -160,6 +178,7 @@ def compare(
     engine: EngineName = "auto",
     store: StoreName = "auto",
     resume: Annotated[bool, typer.Option("--resume", help="continue the comparison in --out")] = False,
+    ray: OnRay = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare several methods on the same split of the data."""
@@ -186,7 +205,7 @@ def compare(
     try:
         result = compare_methods(
             recipes, seeds=chosen, out=folder, title=named.name, device=device, engine=engine, store=store, resume=resume,
-            watch=progress_of, on_notice=notice,
+            ray=ray, watch=progress_of, on_notice=notice,
         )  # fmt: skip
     except (InterruptedRun, KeyboardInterrupt) as stopped:
         said = str(stopped) or "stopped between two runs"

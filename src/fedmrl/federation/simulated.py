@@ -217,7 +217,7 @@ def restore_states(setting: Setting, store: AnyStore, since: Since, files: Mappi
         if spec not in shapes:
             shapes[spec] = {name: list(t.shape) for name, t in setting.fresh_net(client).state_dict().items()}
         if store.shapes(client, round_) != shapes[spec]:
-            raise UserError(
+            raise OtherModelsError(
                 f"client {client}'s state in the checkpoint does not fit its model ({spec.label}); "
                 "resume with the models that the run was started with"
             )

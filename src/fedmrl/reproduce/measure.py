@@ -21,10 +21,10 @@ from fedmrl.federation.launch import pick_device, run_seeds
 from fedmrl.federation.server import OnRound
 from fedmrl.federation.setup import schedule
 from fedmrl.federation.summary import device_name
+from fedmrl.federation.tasks import run_tasks
 from fedmrl.reproduce.cells import Cell, cell_path, make_cell, read_cell, read_cells, recipe_hash, write_cell
 from fedmrl.reproduce.experiments import PAPER, RunSpec, Scale
 from fedmrl.reproduce.processes import run_parallel
-from fedmrl.reproduce.tasks import run_tasks
 from fedmrl.results import Record
 
 _SAMPLES = {"digits": 1_797, "cifar10": 60_000, "cifar100": 60_000}  # so that an estimate needs no data
