@@ -13,6 +13,7 @@ from fedmrl.federation.clients import (
     Clients,
     Enrolled,
     NoReply,
+    OtherModelsError,
     Reply,
     Request,
     Roster,
