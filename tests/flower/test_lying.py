@@ -342,6 +342,13 @@ def test_a_method_that_sends_more_than_may_leave_is_refused_at_the_hello(method,
         assert says in Peer(agent, recipe).hello().sentence
 
 
+def test_a_run_of_too_many_clients_is_refused_before_memory_is_taken_for_them(tmp_path):
+    recipe = small_quickstart()
+    with serving(write_client(tmp_path / "c", prepare(recipe, CPU), 0)) as agent:
+        peer = Peer(agent, recipe.model_copy(update={"clients": 10_001}))
+        assert "runs of at most 10000" in peer.hello().sentence
+
+
 def test_an_upload_above_its_bound_does_not_leave_and_changes_nothing(tmp_path):
     recipe = small_quickstart()
     setting = prepare(recipe, CPU)
