@@ -128,9 +128,13 @@ class Agent:
     def _counted(self, run: "_Run", request: Evaluate, arrays: Arrays) -> EvaluateOk:
         known, digest = run.states.evaluated, content_digest(request, arrays)
         if digest not in known:
-            if len(known) >= self.bounds.max_evaluations:
-                raise refuse(f"this client has answered {len(known)} evaluations of this run, and answers no more")
-            known[digest] = run.evaluated(request, arrays)
+            counted = run.states.index.evaluated
+            if digest not in counted and len(counted) >= self.bounds.max_evaluations:
+                raise refuse(f"this client has answered {len(counted)} evaluations of this run, and answers no more")
+            reply = run.evaluated(request, arrays)
+            if digest not in counted:
+                run.states.count_evaluation(digest)
+            known[digest] = reply
         return known[digest].model_copy(update={"id": request.id})
 
     def _log(self, request: Request, arrays: Arrays, reply: Reply, upload: Arrays, uid: int) -> None:
