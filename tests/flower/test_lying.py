@@ -1,5 +1,6 @@
 """What a lying or flooding peer can do through the socket: nothing to states and files, and nothing to an honest training."""
 
+import shutil
 import socket
 import struct
 import threading
@@ -163,9 +164,12 @@ def test_a_recipe_imports_nothing(one, unchanged, tmp_path):
 
 
 def test_new_runs_take_no_more_room_than_the_organisation_gives_them(one, unchanged):
-    assert isinstance(Peer(one.agent, one.recipe, run="second").hello(), HelloOk)
+    second = Peer(one.agent, one.recipe, run="second")
+    assert isinstance(second.hello(), HelloOk)
+    assert isinstance(second.train(0, None, one.content)[0], TrainOk)
     assert "at most 2 runs" in Peer(one.agent, one.recipe, run="third").hello().sentence
-    assert isinstance(Peer(one.agent, one.recipe, run="second").hello(), HelloOk)
+    assert isinstance(second.hello(), HelloOk)
+    shutil.rmtree(one.state / "runs" / "second")
 
 
 def test_evaluations_are_counted_by_what_they_ask(tmp_path):
