@@ -101,6 +101,8 @@ class TensorForm:
     dtype: torch.dtype
     below: int | None = None
     """Its values must be whole numbers from 0 to below this one, each once."""
+    count_up_to: int | None = None
+    """Its values must be whole numbers from 1 to this one."""
 
     @property
     def sizes(self) -> list[int | str]:
@@ -178,6 +180,10 @@ def _check_choice(present: Mapping[str, Tensor], chosen: Choice) -> None:
             values = tensor.flatten().tolist()
             if len(set(values)) < len(values) or not all(0 <= value < form.below for value in values):
                 raise UserError(f"it has {name} with values that are not from 0 to {form.below - 1}, each once")
+        # The comparisons are false for NaN too.
+        most = form.count_up_to
+        if most is not None and not ((tensor >= 1) & (tensor <= most) & (tensor == tensor.round())).all():
+            raise UserError(f"it has {name} with values that are not whole numbers from 1 to {most}")
 
 
 def _short(dtype: torch.dtype) -> str:

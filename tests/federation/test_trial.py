@@ -14,6 +14,7 @@ import fedmrl
 from fedmrl import UserError
 from fedmrl.federation.setup import prepare
 from fedmrl.federation.trial import try_out
+from fedmrl.files import write_whole
 from fedmrl.methods.base import ClientNet
 from fedmrl.results import RunResult
 from fedmrl.training import Phase
@@ -262,6 +263,26 @@ def test_a_failure_in_a_later_round_keeps_the_last_round_and_the_run_goes_on_whe
     assert fedmrl("run", "cut", "--resume")[0] == 0
     cut, whole = (RunResult.read(name) for name in ("cut", "whole"))
     assert cut.states_sha256 == whole.states_sha256 and len(cut.records) == 4
+
+
+def test_a_kill_while_a_failure_is_written_down_leaves_a_run_that_resumes(fedmrl, tmp_path, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    def killed(path, text):
+        write_whole(path, text)
+        if path.name == "code-failed" or (path.name, "imports" in text) == ("inputs.json", False):
+            raise Killed
+
+    file = tmp_path / "later.py"
+    file.write_text(LATER.format(last=1))
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr("fedmrl.federation.folder.write_whole", killed)
+        whole = ["--set", "clients=4", "--set", "participation=1", *RUN]
+        fedmrl("run", "quickstart", "--import", file, *whole, "--out", "cut")
+    file.write_text(LATER.format(last=99))
+    code, _, err = fedmrl("run", "cut", "--resume")
+    assert code == 0, err
 
 
 def test_a_run_that_did_not_fail_still_takes_no_changed_file(fedmrl, tmp_path):

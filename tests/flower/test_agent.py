@@ -2,6 +2,7 @@
 
 import logging
 import resource
+import shutil
 import subprocess
 import sys
 import threading
@@ -181,6 +182,42 @@ def test_another_recipe_for_a_run_that_was_named_and_never_trained_is_refused(on
     assert isinstance(Peer(one.agent, one.recipe, run="other").hello(), HelloOk)
     assert isinstance(one.hello(), HelloOk)
     assert Peer(one.agent, other, run="other").hello().sentence == "run other began with another recipe"
+
+
+@pytest.fixture
+def for_one_run(tmp_path):
+    """Makes a peer that names a run, of an agent that takes part in one run."""
+    recipe = small_quickstart()
+    setting = prepare(recipe, CPU)
+    with serving(write_client(tmp_path / "client", setting, 0, bounds={"max_runs": 1})) as agent:
+        yield lambda run: Peer(agent, recipe, run=run), tmp_path / "client" / "state" / "runs", setting.server_start()
+
+
+def test_a_run_counts_when_it_has_a_folder(for_one_run):
+    peer, runs, content = for_one_run
+    for name in ("a", "b", "c"):
+        assert isinstance(peer(name).hello(), HelloOk)
+    assert isinstance(peer("c").train(0, None, content)[0], TrainOk)
+    assert "at most 1 runs" in peer("a").hello().sentence
+    assert "at most 1 runs" in peer("d").hello().sentence
+    assert isinstance(peer("c").hello(), HelloOk) and [path.name for path in runs.iterdir()] == ["c"]
+
+
+def test_a_run_that_was_only_evaluated_counts_too(for_one_run):
+    peer, _, content = for_one_run
+    peer("a").hello()
+    peer("a").evaluate(None, content)
+    assert "at most 1 runs" in peer("b").hello().sentence
+
+
+def test_deleting_the_folder_of_a_run_makes_room_without_a_restart(for_one_run):
+    peer, runs, content = for_one_run
+    peer("a").hello()
+    peer("a").train(0, None, content)
+    assert "at most 1 runs" in peer("b").hello().sentence
+    shutil.rmtree(runs / "a")
+    assert peer("a").hello().states == [None], "nothing is left of it"
+    assert isinstance(peer("b").hello(), HelloOk)
 
 
 def test_a_killed_agent_starts_again_and_goes_on_bit_for_bit(one, tmp_path):

@@ -9,6 +9,8 @@ import torch
 
 from fedmrl import UserError
 from fedmrl.flower.client_config import Bounds, ClientConfig, load_organisation, read_config, template
+from fedmrl.flower.server_config import ServerConfig
+from fedmrl.flower.server_folder import ServerFolder
 from fedmrl.models import CNN, OwnModel
 
 MODELS = """
@@ -200,3 +202,8 @@ def test_an_own_model_has_the_weights_of_the_run_whatever_was_drawn_before(clien
         torch.manual_seed(3)
         second = model.build((3, 4, 4), 3).state_dict()
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_no_upload_that_the_server_takes_is_too_large_for_the_clients_by_default(tmp_path):
+    server = ServerFolder.create(tmp_path / "s", ["localhost"]).config()
+    assert server.max_norm == ServerConfig(hosts=["localhost"]).max_norm <= Bounds().max_received_norm

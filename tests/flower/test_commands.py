@@ -13,9 +13,10 @@ from fedmrl.cli import app
 from fedmrl.data import sources
 from fedmrl.data.partition import partition
 from fedmrl.errors import UserError
-from fedmrl.flower.certificates import make_certificates, make_node_key
+from fedmrl.flower.certificates import fingerprint_in, make_certificates, make_node_key
 from fedmrl.flower.client_folder import ClientFolder
 from fedmrl.flower.deal import deal
+from fedmrl.flower.registration import register
 from fedmrl.flower.server_config import read_config
 from fedmrl.flower.server_folder import ServerFolder
 
@@ -176,6 +177,15 @@ def test_registering_without_a_running_server_registers_nothing(tmp_path):
     with pytest.raises(UserError, match="flwr supernode"):
         fedmrl("server", "register", tmp_path / "s", "north", tmp_path / "north.pub")
     assert server.registered() == []
+
+
+def test_registering_a_client_again_without_a_running_server_keeps_it(tmp_path):
+    server = ServerFolder.create(tmp_path / "s", ["localhost"], "127.0.0.1", 1)
+    make_node_key(tmp_path / "north")
+    north = register(server.clients, "north", fingerprint_in(tmp_path / "north.pub"))
+    with pytest.raises(UserError, match="flwr supernode"):
+        fedmrl("server", "register", tmp_path / "s", "north", tmp_path / "north.pub")
+    assert server.registered() == [north]
 
 
 def test_the_command_line_loads_neither_flower_nor_torch():

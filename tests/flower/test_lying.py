@@ -1,5 +1,6 @@
 """What a lying or flooding peer can do through the socket: nothing to states and files, and nothing to an honest training."""
 
+import shutil
 import socket
 import struct
 import threading
@@ -163,9 +164,12 @@ def test_a_recipe_imports_nothing(one, unchanged, tmp_path):
 
 
 def test_new_runs_take_no_more_room_than_the_organisation_gives_them(one, unchanged):
-    assert isinstance(Peer(one.agent, one.recipe, run="second").hello(), HelloOk)
+    second = Peer(one.agent, one.recipe, run="second")
+    assert isinstance(second.hello(), HelloOk)
+    assert isinstance(second.train(0, None, one.content)[0], TrainOk)
     assert "at most 2 runs" in Peer(one.agent, one.recipe, run="third").hello().sentence
-    assert isinstance(Peer(one.agent, one.recipe, run="second").hello(), HelloOk)
+    assert isinstance(second.hello(), HelloOk)
+    shutil.rmtree(one.state / "runs" / "second")
 
 
 def test_evaluations_are_counted_by_what_they_ask(tmp_path):
@@ -184,6 +188,23 @@ def test_evaluations_are_counted_by_what_they_ask(tmp_path):
         assert peer.evaluate(None, content).correct == first.correct
 
 
+def test_a_restart_allows_no_further_evaluations(tmp_path):
+    recipe = small_quickstart()
+    setting = prepare(recipe, CPU)
+    path, content = write_client(tmp_path / "c", setting, 0, bounds={"max_evaluations": 1}), setting.server_start()
+    with serving(path) as agent:
+        peer = Peer(agent, recipe)
+        peer.hello()
+        first = peer.evaluate(None, content)
+    with serving(path) as agent:
+        peer = Peer(agent, recipe)
+        peer.hello()
+        assert "no more" in peer.evaluate(None, None).sentence
+        assert peer.evaluate(None, content).correct == first.correct
+        peer.train(0, None, content)
+        assert "no more" in peer.evaluate(0, None).sentence
+
+
 @given(st.integers(0, 10**6), st.binary(min_size=1, max_size=3), st.booleans())
 def test_no_changed_message_breaks_an_agent_or_changes_a_file(one, place, noise, hello):
     request = (
@@ -198,7 +219,9 @@ def test_no_changed_message_breaks_an_agent_or_changes_a_file(one, place, noise,
     before = files(one.state / "runs")
     reply, _ = read_reply(one.agent.handle(data, 0))
     assert isinstance(reply, Failure | HelloOk | EvaluateOk)
-    assert files(one.state / "runs") == before and (not isinstance(reply, Failure) or reply.reason != "failed")
+    # That an evaluation was answered is written down, and nothing else.
+    assert isinstance(reply, EvaluateOk) or files(one.state / "runs") == before
+    assert not isinstance(reply, Failure) or reply.reason != "failed"
 
 
 def raw(one, data, half_close=True):
@@ -340,6 +363,13 @@ def test_a_method_that_sends_more_than_may_leave_is_refused_at_the_hello(method,
     setting = prepare(recipe, CPU)
     with serving(write_client(tmp_path / "c", setting, 0, bounds=bounds)) as agent:
         assert says in Peer(agent, recipe).hello().sentence
+
+
+def test_a_run_of_too_many_clients_is_refused_before_memory_is_taken_for_them(tmp_path):
+    recipe = small_quickstart()
+    with serving(write_client(tmp_path / "c", prepare(recipe, CPU), 0)) as agent:
+        peer = Peer(agent, recipe.model_copy(update={"clients": 10_001}))
+        assert "runs of at most 10000" in peer.hello().sentence
 
 
 def test_an_upload_above_its_bound_does_not_leave_and_changes_nothing(tmp_path):

@@ -106,6 +106,46 @@ def test_the_units_name_both_users_and_the_folders(client, tmp_path):
     assert f"client start {client.path} --agent-only" in agent
 
 
+@needs_root
+def test_a_link_in_the_folder_of_the_node_user_leads_root_nowhere(client, tmp_path):
+    separation.separate(client, tmp_path / "units")
+    outside = client.path.parent / "outside"
+    outside.write_text("root's own")
+    outside.chmod(0o600)
+    (client.node / "flower" / "link").symlink_to(outside)
+    separation.separate(client, tmp_path / "units")
+    assert (outside.stat().st_uid, outside.stat().st_mode & 0o777, outside.read_text()) == (0, 0o600, "root's own")
+
+
+@needs_root
+def test_a_link_in_the_clients_folder_is_not_followed(client, tmp_path):
+    outside = client.path.parent / "outside"
+    outside.write_text("root's own")
+    (client.path / "link").symlink_to(outside)
+    separation.separate(client, tmp_path / "units")
+    assert outside.stat().st_uid == 0
+
+
+@needs_root
+def test_the_node_user_can_put_nothing_beside_its_key(client, tmp_path):
+    separation.separate(client, tmp_path / "units")
+    planting = ["/usr/bin/env", "-i", "/bin/ln", "-s", "/etc/passwd", f"{client.node}/.ca.crt.part"]
+    assert subprocess.run(planting, user=NODE, group=NODE, extra_groups=[], capture_output=True, check=False).returncode
+    kept = subprocess.run(["/bin/touch", client.node / "flower" / "x"], user=NODE, group=NODE, extra_groups=[], check=False)
+    assert not kept.returncode, "Flower has a folder to write to"
+
+
+@pytest.mark.parametrize("name", ["ca.crt", ".ca.crt.part", ".connection.toml.part"])
+def test_the_servers_certificate_is_not_written_through_a_link(client, name):
+    outside, link = client.path.parent / "outside", client.node / name
+    outside.write_text("root's own")
+    link.unlink(missing_ok=True)
+    link.symlink_to(outside)
+    with pytest.raises(UserError, match="is a link"):
+        client.connect("localhost:8443", client.path.parents[1] / "certificates" / "ca.crt")
+    assert outside.read_text() == "root's own"
+
+
 def test_without_root_it_is_refused(client, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(UserError, match="only root can"):

@@ -113,6 +113,18 @@ def test_rows_go_with_distinct_labels_of_classes_that_exist(classes, rows, says)
             check_form(content, FORM)
 
 
+@pytest.mark.parametrize("count", [-3.0, 0.0, 0.5, 1e30, float("nan"), float("inf")])
+def test_fedproto_takes_no_counts_but_whole_numbers_from_1(count):
+    _, upload = Watched(tiny_recipe("fedproto")).forms
+    _, width = upload[0][0]["prototypes"].shape
+    dtype = upload[0][0]["counts"].dtype
+    rows = torch.zeros(1, width, dtype=dtype)
+    content = {"classes": torch.tensor([0]), "prototypes": rows, "counts": torch.tensor([7], dtype=dtype)}
+    check_form(content, upload)
+    with pytest.raises(UserError, match="counts with values that are not whole numbers from 1 to"):
+        check_form(content | {"counts": torch.tensor([count], dtype=dtype)}, upload)
+
+
 def test_factors_are_taken_only_where_they_are_smaller():
     watched = Watched(tiny_recipe("fedkd"))
     _, upload = watched.forms

@@ -30,6 +30,8 @@ except ImportError:  # not a Unix: no locks there
     fcntl = None  # type: ignore[assignment]
 
 _OVERHEAD = 0.02  # the share of the run time that checkpoints may take
+_CODE_FAILED = "code-failed"
+"""An empty file in the folder of a run that users' code ended."""
 
 
 class Spent(Part):
@@ -115,7 +117,10 @@ class RunFolder:
                 f"{path} was started with another thing: {key} came from {then.get(key, ours)}, and comes from "
                 f"{today.get(key, ours)} now; use the same, or another output folder"
             )
+        mended = (path / _CODE_FAILED).exists()
         for key, before_it in read_inputs(path).items():
+            if mended and key.startswith("imports["):
+                continue
             if inputs(recipe).get(key) != before_it:
                 raise UserError(
                     f"the file that {key} names has changed since {path} was started; use the same, or another output folder"
@@ -252,13 +257,9 @@ class RunFolder:
         ended = time.monotonic()
         self._next_save = ended + (ended - started) * (1 + self.concurrent_runs) / _OVERHEAD
 
-    def allow_changed_code(self, snapshot: Snapshot, states: SaveStates) -> None:
+    def allow_changed_code(self) -> None:
         """Lets a resumed run import changed files, as users' code that failed has to be mended."""
-        path = self.path / "inputs.json"
-        if path.is_file():
-            kept = {key: digest for key, digest in read_inputs(self.path).items() if not key.startswith("imports[")}
-            write_whole(path, json.dumps(kept))
-            self.save(snapshot, states)  # has the SHA-256 of the file
+        write_whole(self.path / _CODE_FAILED, "")  # a file of its own: no other one, nor the checkpoint, has to change with it
 
     def save_last(self, snapshot: Snapshot, states: SaveStates) -> None:
         """Saves the checkpoint after the last round, if states are kept."""

@@ -443,7 +443,7 @@ def run_in_step(clients: Clients, runs: Sequence[Federation], on_round: OnRound 
         for run in going():
             run.interrupted()
             if run.folder:
-                run.folder.allow_changed_code(run.now, run.save_states)
+                run.folder.allow_changed_code()
         kept = [f"{run.folder.path} after round {run.now.rounds} of {run.recipe.rounds}" for run in going() if run.folder]
         raise UserCodeError(f"{error}; then resume {', '.join(kept)}" if kept else str(error)) from error
     return [done[run.number] for run in runs]

@@ -95,7 +95,14 @@ def prepare_alone(recipe: Recipe, device: torch.device, client: int, member: Mem
 
 
 def _clients_a_round(recipe: Recipe) -> int:
-    return len(schedule(recipe.model_copy(update={"rounds": 1}))[0])
+    if isinstance(recipe.participation, str):
+        return len(schedule(recipe.model_copy(update={"rounds": 1}))[0])
+    return _sampled(recipe.participation, recipe.clients)
+
+
+def _sampled(participation: float, clients: int) -> int:
+    """How many clients a round samples."""
+    return max(1, round(participation * clients))
 
 
 def _check_augmentation(recipe: Recipe, data: Dataset) -> None:
@@ -250,7 +257,7 @@ def schedule(recipe: Recipe, clients: Sequence[int] | None = None) -> Schedule:
     clients = range(recipe.clients) if clients is None else clients
     if isinstance(recipe.participation, str):
         return _given(recipe, user_path(recipe.participation, "participation"))
-    count = max(1, round(recipe.participation * len(clients)))
+    count = _sampled(recipe.participation, len(clients))
     if count == len(clients):  # all rounds share one list, as copies would fill memory
         return [sorted(clients)] * recipe.rounds
     return [

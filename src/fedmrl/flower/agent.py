@@ -68,7 +68,7 @@ class Agent:
         self._worker = ThreadPoolExecutor(1, "agent-training", _use_threads, (self.config.threads,))
         self._run: _Run | None = None
         self._known: dict[str, RunStates] = {}
-        """The runs that a hello has named since the start."""
+        """The latest runs that a hello has named since the start, as many as may be kept."""
 
     def __enter__(self) -> Self:
         return self
@@ -115,7 +115,8 @@ class Agent:
             run = self._greeted(request)
             reply: Reply = run.welcome(request, self.config.name, self.config.label, self.bounds.class_counts)
             self._log(request, arrays, reply, {}, uid)
-            self._run, self._known[request.run] = run, run.states
+            self._run = run
+            self._remember(run.states)
             return to_bytes(reply)
         if self._run is None or self._run.states.index.run != request.run:
             raise Refused("hello-first", f"run {request.run} is not the current one; send a hello first")
@@ -128,9 +129,13 @@ class Agent:
     def _counted(self, run: "_Run", request: Evaluate, arrays: Arrays) -> EvaluateOk:
         known, digest = run.states.evaluated, content_digest(request, arrays)
         if digest not in known:
-            if len(known) >= self.bounds.max_evaluations:
-                raise refuse(f"this client has answered {len(known)} evaluations of this run, and answers no more")
-            known[digest] = run.evaluated(request, arrays)
+            counted = run.states.index.evaluated
+            if digest not in counted and len(counted) >= self.bounds.max_evaluations:
+                raise refuse(f"this client has answered {len(counted)} evaluations of this run, and answers no more")
+            reply = run.evaluated(request, arrays)
+            if digest not in counted:
+                run.states.count_evaluation(digest)
+            known[digest] = reply
         return known[digest].model_copy(update={"id": request.id})
 
     def _log(self, request: Request, arrays: Arrays, reply: Reply, upload: Arrays, uid: int) -> None:
@@ -141,10 +146,14 @@ class Agent:
     def _greeted(self, hello: Hello) -> "_Run":
         """The run that a hello names, after all checks."""
         folder, digest = self.folder / "runs" / hello.run, sha256_of_text(hello.recipe)
-        states = self._known.get(hello.run) or RunStates.open(folder)
+        states = self._known.get(hello.run)
+        if states is not None and states.begun and not folder.exists():  # the operator has deleted it
+            states = None
+        states = states or RunStates.open(folder)
         if states is None:
-            self._check_room()
             states = RunStates(folder, Index(run=hello.run, client=hello.client, recipe_sha256=digest))
+        if not folder.exists():
+            self._check_room()
         if states.index.recipe_sha256 != digest:
             raise refuse(f"run {hello.run} began with another recipe")
         if states.index.client != hello.client:
@@ -170,10 +179,16 @@ class Agent:
         run.states.commit(prepared)
         return data
 
+    def _remember(self, states: RunStates) -> None:
+        """Keeps a run's states at hand. Only the latest are kept, as a peer may name any number of runs."""
+        self._known.pop(states.index.run, None)
+        self._known[states.index.run] = states
+        while len(self._known) > self.bounds.max_runs:
+            del self._known[next(iter(self._known))]
+
     def _check_room(self) -> None:
-        """Raises `Refused` for a new run if there are too many: each takes room, and tells more of the data."""
-        kept = {path.name for path in (self.folder / "runs").glob("*")}
-        if len(kept | self._known.keys()) >= self.bounds.max_runs:
+        """Raises `Refused` for a new run if too many have a folder: each takes room, and tells more of the data."""
+        if len(list((self.folder / "runs").glob("*"))) >= self.bounds.max_runs:
             raise refuse(f"this client takes part in at most {self.bounds.max_runs} runs; its operator must delete an old one")
 
 

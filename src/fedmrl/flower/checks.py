@@ -67,6 +67,8 @@ def _check_recipe(recipe: Recipe, bounds: Bounds) -> None:
         raise refuse(f"method.name is {method.name!r}; this client takes {', '.join(bounds.methods) or 'none'}")
     if recipe.rounds > bounds.max_rounds:
         raise refuse(f"rounds is {recipe.rounds}; this client takes part in at most {bounds.max_rounds}")
+    if recipe.clients > bounds.max_clients:
+        raise refuse(f"clients is {recipe.clients}; this client takes part in runs of at most {bounds.max_clients}")
     epochs = max(phase.epochs for earlier in (0, 1) for phase in method.phases(training, earlier))
     if epochs > bounds.max_epochs:
         raise refuse(f"a round passes over the data {epochs} times; this client does at most {bounds.max_epochs} times")

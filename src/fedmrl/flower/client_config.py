@@ -38,6 +38,7 @@ class Bounds(Table):
         [], description="the SHA-256 of each recipe's text that may be run; empty: any recipe within the other bounds"
     )
     max_rounds: Count = Field(500, description="the most rounds of a run")
+    max_clients: Count = Field(10_000, description="the most clients of a run")
     max_runs: Count = Field(20, description="the most runs that are known; delete folders of old ones under state/runs")
     max_evaluations: Count = Field(2000, description="the most evaluations of a run; each tells something of the test samples")
     max_epochs: Count = Field(20, description="the most passes over the data in a round")

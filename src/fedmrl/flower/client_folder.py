@@ -1,6 +1,6 @@
 """A client's folder, made by `fedmrl client init`: the organisation's TOML, its key, and how it reaches the server."""
 
-import shutil
+import os
 import subprocess
 import sys
 import tomllib
@@ -85,10 +85,30 @@ class ClientFolder:
             raise UserError(f"server is {server!r}; give host and port, as in fl.example.org:8443")
         if not authority.is_file():
             raise UserError(f"{authority} is not there; it is the ca.crt that the server's operator gave you")
+        certificate = authority.read_text(encoding="utf-8")
+        self.claim_node()
         make_node_key(self.key)
-        self.node.chmod(0o700)
-        shutil.copyfile(authority, self.authority)
+        write_whole(self.authority, certificate)
         write_whole(self.node / CONNECTION, tomli_w.dumps({"server": server, "port": port}))
+
+    def claim_node(self) -> None:
+        """Makes the SuperNode's folder one that only this user can write; raises `UserError` if it holds links.
+
+        Programs that come through Flower may have had it before, and root would write through a link of theirs.
+        """
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if self.node.is_symlink():
+            raise UserError(f"{self.node} is a link; remove it, and run 'fedmrl client init' again")
+        self.node.mkdir(exist_ok=True, mode=0o700)
+        folder = os.open(self.node, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            os.fchown(folder, os.geteuid(), -1)
+            os.fchmod(folder, os.fstat(folder).st_mode & 0o750)
+        finally:
+            os.close(folder)
+        for path in self.node.iterdir():
+            if path.is_symlink():
+                raise UserError(f"{path} is a link, and may lead anywhere; remove it, and run 'fedmrl client init' again")
 
     def config(self) -> ClientConfig:
         """The organisation's TOML."""

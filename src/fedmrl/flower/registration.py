@@ -1,6 +1,7 @@
 """The server's list of registered clients: registration binds a name to a key and gives the client its number."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -56,5 +57,10 @@ def register(path: Path, name: str, key: str) -> Registered:
         new = Registered(number=len(clients), name=name, key=key)
     except ValueError as error:
         raise UserError(f"{name!r} is no name of a client; use {_NAMES}") from error
-    write_whole(path, json.dumps([client.model_dump() for client in (*clients, new)], indent=1) + "\n")
+    write_registered(path, [*clients, new])
     return new
+
+
+def write_registered(path: Path, clients: Sequence[Registered]) -> None:
+    """Replaces the list."""
+    write_whole(path, json.dumps([client.model_dump() for client in clients], indent=1) + "\n")

@@ -5,6 +5,7 @@ import os
 import pwd
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -92,20 +93,18 @@ def separate(client: ClientFolder, units: Path = UNITS) -> list[str]:
             subprocess.run(
                 [useradd, "--system", "--user-group", "--no-create-home", "--shell", "/usr/sbin/nologin", user], check=True
             )
+    client.claim_node()
     socket = Path(client.path, "socket", "agent.sock")
     socket.parent.mkdir(exist_ok=True)
     state = client.path / "state"
     state.mkdir(exist_ok=True)
     _set_keys(client.config_file, {"socket": str(socket), "socket_group": NODE_USER, "uids": [pwd.getpwnam(NODE_USER).pw_uid]})
     agent, node = pwd.getpwnam(AGENT_USER), grp.getgrnam(NODE_USER).gr_gid
-    _give(client.path, agent.pw_uid, agent.pw_gid)
+    _give(client.path, agent.pw_uid, agent.pw_gid, leave_out=client.node.name)
     client.path.chmod(0o711)  # the SuperNode passes through and lists nothing
-    state.chmod(0o700)
-    os.chown(socket.parent, agent.pw_uid, node)
+    os.chown(socket.parent, agent.pw_uid, node, follow_symlinks=False)
     socket.parent.chmod(0o750)
-    flower = client.node / "flower"
-    flower.mkdir(exist_ok=True)
-    _give(client.node, pwd.getpwnam(NODE_USER).pw_uid, node)
+    flower = _give_node(client, pwd.getpwnam(NODE_USER).pw_uid, node)
     command, env = client.supernode(socket)
     shown = {key: value for key, value in env.items() if key.startswith("FLWR_") or key == "PATH"}
     names = {
@@ -141,11 +140,42 @@ def _exists(user: str) -> bool:
     return True
 
 
-def _give(folder: Path, uid: int, gid: int) -> None:
-    """Makes all files in a folder this user's alone."""
-    for path in (folder, *folder.rglob("*")):
-        os.chown(path, uid, gid)
-        path.chmod(0o700 if path.is_dir() else 0o600)
+def _give(folder: Path, uid: int, gid: int, leave_out: str) -> None:
+    """Makes all files in a folder this user's alone, but those in the subfolder `leave_out`. Links are not followed."""
+    for place, folders, names, descriptor in os.fwalk(folder):
+        if Path(place) == folder and leave_out in folders:
+            folders.remove(leave_out)
+        os.fchown(descriptor, uid, gid)
+        os.fchmod(descriptor, 0o700)
+        for name in names:
+            if not stat.S_ISREG(os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode):
+                os.chown(name, uid, gid, dir_fd=descriptor, follow_symlinks=False)
+                continue
+            file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=descriptor)
+            try:
+                os.fchown(file, uid, gid)
+                os.fchmod(file, 0o600)
+            finally:
+                os.close(file)
+
+
+def _give_node(client: ClientFolder, uid: int, gid: int) -> Path:
+    """Lets the SuperNode's user read its key and certificate, and gives it a folder for Flower's files; returns that.
+
+    All else in `node/` stays root's, who writes there again: that user runs programs of others, which could plant links.
+    """
+    flower = client.node / "flower"
+    if flower.exists() and flower.lstat().st_uid != uid:  # holds only what Flower makes again
+        shutil.rmtree(flower)
+    flower.mkdir(exist_ok=True, mode=0o700)
+    os.chown(flower, uid, gid, follow_symlinks=False)
+    for path in client.node.iterdir():
+        if path.is_file():
+            os.chown(path, 0, gid, follow_symlinks=False)
+            path.chmod(0o640)
+    os.chown(client.node, 0, gid, follow_symlinks=False)
+    client.node.chmod(0o750)
+    return flower
 
 
 def _set_keys(path: Path, keys: dict[str, object]) -> None:

@@ -31,8 +31,8 @@ class ServerConfig(BaseModel):
     """How often a round is tried."""
     pause_seconds: Annotated[float, Field(ge=0)] = 60
     """The pause before a round is tried again."""
-    max_norm: Annotated[float, Field(gt=0)] = 1e6
-    """The largest norm of an upload."""
+    max_norm: Annotated[float, Field(gt=0)] = 1e4
+    """The largest norm of an upload. Not above the clients' `max_received_norm`, or they refuse what is averaged from it."""
     max_megabytes: Annotated[float, Field(gt=0)] = 64
     """The largest reply."""
 
@@ -50,7 +50,7 @@ round_seconds = 3600       # the time that clients have to reply
 attempts = 3               # how often a round is tried; after that the run stops, and can be resumed
 pause_seconds = 60         # the pause before a round is tried again
 
-max_norm = 1e6             # an upload with a larger norm is left out
+max_norm = 1e4             # an upload with a larger norm is left out; not above the clients' bounds.max_received_norm
 max_megabytes = 64         # so is a larger reply
 """
 

@@ -16,7 +16,7 @@ from fedmrl.errors import UserError
 from fedmrl.files import write_whole
 from fedmrl.flower import programs
 from fedmrl.flower.certificates import fingerprint_in, make_certificates
-from fedmrl.flower.registration import Registered, read_registered, register
+from fedmrl.flower.registration import Registered, read_registered, register, write_registered
 from fedmrl.flower.server_config import CONFIG, TEMPLATE, ServerConfig, read_config
 from fedmrl.results import read_outcome, read_records
 from fedmrl.results.result import ended
@@ -165,12 +165,14 @@ class ServerFolder:
 
     def register(self, name: str, key: Path) -> Registered:
         """Registers a client's public key under a name, here and with Flower; the server has to run."""
+        before = self.registered()
         new = register(self.clients, name, fingerprint_in(key))
         try:
             self._flwr("supernode", "register", str(key.resolve()), "--name", name)
         except UserError as error:
-            if "already in use" not in str(error):  # it was registered before
-                write_whole(self.clients, json.dumps([c.model_dump() for c in self.registered() if c != new], indent=1) + "\n")
+            if "already in use" not in str(error):  # Flower has it from before
+                if new not in before:
+                    write_registered(self.clients, before)
                 raise
         return new
 

@@ -50,6 +50,8 @@ class Index(Part):
     """The digest of its request."""
     reply_file: str = ""
     reply_sha256: str = ""
+    evaluated: list[str] = Field(default_factory=list)
+    """The digests of the evaluations that were answered."""
 
     @property
     def held(self) -> list[int | None]:
@@ -64,6 +66,11 @@ class RunStates:
         self.folder, self.index = folder, index
         self.evaluated: dict[str, EvaluateOk] = {}
         """The replies to evaluations since the start, by their requests' digests."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether the client has trained or been evaluated in this run, so that it has a folder."""
+        return bool(self.index.reply_file or self.index.evaluated)
 
     @classmethod
     def open(cls, folder: Path) -> "RunStates | None":
@@ -128,6 +135,11 @@ class RunStates:
             raise
         changes |= {"reply_file": reply_path.name, "reply_sha256": sha256_of_bytes(reply)}
         return self.index.model_copy(update=changes)
+
+    def count_evaluation(self, asked_sha256: str) -> None:
+        """Writes down that an evaluation is answered, so that a restart does not allow it again."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.commit(self.index.model_copy(update={"evaluated": [*self.index.evaluated, asked_sha256]}))
 
     def commit(self, index: Index) -> None:
         """Replaces the index by one that was prepared, then deletes what it does not list."""

@@ -12,12 +12,15 @@ from torch import Tensor
 
 from fedmrl.messages import Choice, TensorForm, Tensors, Upload, UpTo
 
+_MOST_SAMPLES = 2**24
+"""The most samples of a class: up to here single precision counts exactly."""
+
 
 def rows_form(what: str, width: int | UpTo, classes: int, dtype: torch.dtype, counts: bool) -> Choice:
     """The form of a message that has rows."""
     rows = UpTo("classes", classes)
     form = {"classes": TensorForm((rows,), torch.int64, below=classes), what: TensorForm((rows, width), dtype)}
-    return form | ({"counts": TensorForm((rows,), dtype)} if counts else {})
+    return form | ({"counts": TensorForm((rows,), dtype, count_up_to=_MOST_SAMPLES)} if counts else {})
 
 
 def keep_uploads(server: Mapping[str, Tensor], uploads: Sequence[Upload], what: str) -> Tensors:
