@@ -137,6 +137,25 @@ def test_someone_elses_name_does_not_join(tmp_path, monkeypatch):
     assert "client-2 calls itself 'client-0', and its key is registered as client-2" in "\n".join(made.said)
 
 
+CLASSES = {
+    "a label too long to be a number": ({"9" * 5000: 1}, "names classes that the recipe does not have"),
+    "a class that the recipe does not have": ({"0": 1, "4": 1}, "names classes that the recipe does not have"),
+    "a label written in another way": ({"00": 1}, "names classes that the recipe does not have"),
+    "counts that are not those of its samples": ({"0": 3}, "counts 3 training samples by class, and has"),
+}
+
+
+@pytest.mark.parametrize("what", CLASSES)
+def test_a_client_whose_class_counts_cannot_be_does_not_join(what, tmp_path, monkeypatch):
+    classes, words = CLASSES[what]
+    with in_process(tmp_path, small(), monkeypatch) as made:
+        lie = changed({"classes": classes})
+        made.grid.change = lambda client, kind, group, frame: lie(frame) if client == 1 else frame
+        made.clients.gather(2, 0)
+        assert list(made.clients.roster()) == [0, 2]
+    assert f"client-1 {words}" in "\n".join(made.said)
+
+
 def test_a_node_whose_key_is_not_registered_is_nobody(tmp_path, monkeypatch):
     with in_process(tmp_path, small(), monkeypatch, connected=[0, 1]) as made:
         make_node_key(tmp_path / "stranger")

@@ -170,13 +170,23 @@ class FlowerClients(Clients):
             raise _BadReplyError(f"calls itself {hello.name[:80]!r}, and its key is registered as {registered}")
         if not hello.train or not hello.test:
             raise _BadReplyError("has no training or no test samples")
-        classes = None
-        if hello.classes is not None:
-            classes = {int(label): count for label, count in hello.classes.items() if label.isdecimal()}
-        joined = Joined(name=hello.name, model=hello.model[:200], train=hello.train, test=hello.test, classes=classes)
+        joined = Joined(
+            name=hello.name, model=hello.model[:200], train=hello.train, test=hello.test, classes=self._classes(hello)
+        )
         if (before := self.members.clients.get(number)) is not None and before != joined:
             raise _BadReplyError("has other data or another model than when it joined this run")
         return joined
+
+    def _classes(self, hello: HelloOk) -> dict[int, int] | None:
+        """The client's training samples by class, if it tells them."""
+        if hello.classes is None:
+            return None
+        labels = {str(label): label for label in range(self._terms.common.classes)}
+        if not hello.classes.keys() <= labels.keys():
+            raise _BadReplyError("names classes that the recipe does not have")
+        if (counted := sum(hello.classes.values())) != hello.train:
+            raise _BadReplyError(f"counts {counted:,} training samples by class, and has {hello.train:,}")
+        return {labels[label]: count for label, count in hello.classes.items()}
 
     def _called(self, number: int) -> str:
         return next((client.name for client in self._registered() if client.number == number), f"client {number}")
