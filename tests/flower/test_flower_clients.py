@@ -156,6 +156,36 @@ def test_a_client_whose_class_counts_cannot_be_does_not_join(what, tmp_path, mon
     assert f"client-1 {words}" in "\n".join(made.said)
 
 
+HELLOS = {
+    "more training samples than are taken": ({"train": 2**53 - 1}, "has 9,007,199,254,740,991 training samples"),
+    "more test samples than are taken": ({"test": 2**53 - 1}, "test samples, and at most"),
+    "a model of two lines": ({"model": "a\nround 1 of 2: 3 of 3 clients"}, "calls its model something that is no short line"),
+    "a model that moves the cursor": ({"model": "a\x1b[2J"}, "calls its model something that is no short line"),
+    "a model of many letters": ({"model": "a" * 201}, "calls its model something that is no short line"),
+}
+
+
+@pytest.mark.parametrize("what", HELLOS)
+def test_a_client_that_says_what_cannot_be_does_not_join(what, tmp_path, monkeypatch):
+    message, words = HELLOS[what]
+    with in_process(tmp_path, small(), monkeypatch) as made:
+        lie = changed({"classes": None, **message})
+        made.grid.change = lambda client, kind, group, frame: lie(frame) if client == 1 else frame
+        made.clients.gather(2, 0)
+        assert list(made.clients.roster()) == [0, 2]
+    assert words in "\n".join(made.said)
+    assert all(line.isprintable() for line in made.said)
+
+
+def test_nothing_that_a_client_writes_disturbs_the_log(tmp_path, monkeypatch):
+    with in_process(tmp_path, small(), monkeypatch) as made:
+        made.clients.gather(3, 5)
+        escape = changed({"\x1b[2Jfield": 1})
+        made.grid.change = lambda client, kind, group, frame: escape(frame) if (client, kind) == (1, "train") else frame
+        ((_, reason),) = [(one.client, one.reason) for one in made.federation().next_round().records[0].left_out]
+    assert "[2Jfield" in reason and reason.isprintable()
+
+
 def test_a_node_whose_key_is_not_registered_is_nobody(tmp_path, monkeypatch):
     with in_process(tmp_path, small(), monkeypatch, connected=[0, 1]) as made:
         make_node_key(tmp_path / "stranger")

@@ -22,6 +22,7 @@ from fedmrl.flower.protocol import Evaluate, EvaluateOk, Failure, Hello, HelloOk
 from fedmrl.flower.registration import Registered
 from fedmrl.flower.server_config import ServerConfig
 from fedmrl.flower.server_folder import for_clients
+from fedmrl.guard import is_line
 from fedmrl.messages import Tensors, check_form
 from fedmrl.methods import Round
 from fedmrl.schema import Part, checked, parsed, read_text
@@ -67,7 +68,10 @@ def _numbers_as_keys(plain: Any) -> Any:
 
 
 class _BadReplyError(Exception):
-    """A reply that does not count; the message says why, as a clause about the client."""
+    """A reply that does not count; the message says why, as a clause about the client, in one line."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(protocol.one_line(reason))
 
 
 class _StrangerError(_BadReplyError):
@@ -170,9 +174,13 @@ class FlowerClients(Clients):
             raise _BadReplyError(f"calls itself {hello.name[:80]!r}, and its key is registered as {registered}")
         if not hello.train or not hello.test:
             raise _BadReplyError("has no training or no test samples")
-        joined = Joined(
-            name=hello.name, model=hello.model[:200], train=hello.train, test=hello.test, classes=self._classes(hello)
-        )
+        most = self._config.max_samples
+        for kind, count in (("training", hello.train), ("test", hello.test)):
+            if count > most:
+                raise _BadReplyError(f"has {count:,} {kind} samples, and at most {most:,} are taken")
+        if not is_line(hello.model) or len(hello.model) > 200:
+            raise _BadReplyError("calls its model something that is no short line of text")
+        joined = Joined(name=hello.name, model=hello.model, train=hello.train, test=hello.test, classes=self._classes(hello))
         if (before := self.members.clients.get(number)) is not None and before != joined:
             raise _BadReplyError("has other data or another model than when it joined this run")
         return joined

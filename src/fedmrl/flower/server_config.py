@@ -35,6 +35,8 @@ class ServerConfig(BaseModel):
     """The largest norm of an upload."""
     max_megabytes: Annotated[float, Field(gt=0)] = 64
     """The largest reply."""
+    max_samples: Annotated[int, Field(ge=1)] = 1_000_000
+    """The most training or test samples of a client, whose number weighs its upload."""
 
 
 TEMPLATE = """\
@@ -52,6 +54,7 @@ pause_seconds = 60         # the pause before a round is tried again
 
 max_norm = 1e6             # an upload with a larger norm is left out
 max_megabytes = 64         # so is a larger reply
+max_samples = 1_000_000    # a client that says it has more training or test samples does not join
 """
 
 
