@@ -186,6 +186,49 @@ def test_nothing_that_a_client_writes_disturbs_the_log(tmp_path, monkeypatch):
     assert "[2Jfield" in reason and reason.isprintable()
 
 
+def asked_of(made, client, kind):
+    """The messages of a kind that a client was sent."""
+    nodes = [m.metadata.dst_node_id for m in made.grid.asked if m.metadata.message_type == kind]
+    return sum(made.grid.sockets[node][0] == client for node in nodes)
+
+
+def resumed_with_other_data(made):
+    """A server that goes on with a run in which client 1 had other data when it joined."""
+    made.clients.gather(3, 5)
+    members = made.clients.members
+    other = members.clients[1].model_copy(update={"train": 5})
+    made.clients = made.server(members.model_copy(update={"clients": {**members.clients, 1: other}}))
+
+
+def test_a_client_that_is_refused_is_not_asked_to_train(tmp_path, monkeypatch):
+    with in_process(tmp_path, small(), monkeypatch) as made:
+        resumed_with_other_data(made)
+        made.clients.gather(2, 0)
+        record = made.federation().next_round().records[0]
+        assert asked_of(made, 1, "train") == 0
+    assert record.participants == [0, 2]
+    assert [(one.client, one.reason) for one in record.left_out] == [
+        (1, "has other data or another model than when it joined this run")
+    ]
+
+
+def test_a_client_that_is_refused_is_not_asked_to_be_evaluated(tmp_path, monkeypatch):
+    with in_process(tmp_path, small(), monkeypatch) as made:
+        resumed_with_other_data(made)
+        made.clients.gather(2, 0)
+        made.federation().next_round()
+        assert asked_of(made, 1, "evaluate") == 0
+
+
+def test_a_member_that_comes_back_is_greeted_before_it_is_asked(tmp_path, monkeypatch):
+    with in_process(tmp_path, small(), monkeypatch) as made:
+        made.clients.gather(3, 5)
+        again = made.clients = made.server(made.clients.members)
+        record = made.federation().next_round().records[0]
+    assert record.participants == [0, 1, 2]
+    assert again._greeted == {0, 1, 2}
+
+
 def test_a_node_whose_key_is_not_registered_is_nobody(tmp_path, monkeypatch):
     with in_process(tmp_path, small(), monkeypatch, connected=[0, 1]) as made:
         make_node_key(tmp_path / "stranger")

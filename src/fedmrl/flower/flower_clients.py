@@ -106,6 +106,8 @@ class FlowerClients(Clients):
         self.file: Path | None = None
         """Where the members are written when some have joined."""
         self._greeted: set[int] = set()
+        self._refused: dict[int, str] = {}
+        """The clients whose last hello failed, with the reasons; they are asked for nothing else."""
 
     # ---- joining ----
 
@@ -164,8 +166,11 @@ class FlowerClients(Clients):
                 hello, _ = self._read(HelloOk, requests[number].id, reply)
                 found[number] = self._joined(number, hello)
                 self._greeted.add(number)
+                self._refused.pop(number, None)
             except _BadReplyError as bad:
                 found[number] = Unanswered(str(bad))
+                self._greeted.discard(number)
+                self._refused[number] = str(bad)
         return found
 
     def _joined(self, number: int, hello: HelloOk) -> Joined:
@@ -302,9 +307,16 @@ class FlowerClients(Clients):
     def _ask(
         self, kind: type[T], messages: Mapping[int, tuple[protocol.Request, Tensors]], name: str, group: str
     ) -> dict[int, tuple[T, Tensors] | Unanswered]:
-        """Each client's typed reply, in the order of the messages; a client that asks for `hello` first gets it."""
+        """Each client's typed reply, in the order of the messages; a client that is new or asks for it gets a `hello` first."""
         until = time.monotonic() + self._config.round_seconds
-        found, strangers = self._ask_once(kind, messages, name, group, self._config.round_seconds)
+        if new := messages.keys() - self._greeted:
+            self._hello(sorted(new & self._post.connected().keys()))
+        found: dict[int, tuple[T, Tensors] | Unanswered] = {
+            number: Unanswered(self._refused[number]) for number in messages if number in self._refused
+        }
+        asked = {number: message for number, message in messages.items() if number not in found}
+        replies, strangers = self._ask_once(kind, asked, name, group, self._config.round_seconds)
+        found |= replies
         if strangers:  # their agents were started again
             greeted = self._hello(sorted(strangers))
             found |= {number: reply for number, reply in greeted.items() if isinstance(reply, Unanswered)}
