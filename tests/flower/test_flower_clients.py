@@ -229,6 +229,19 @@ def test_a_member_that_comes_back_is_greeted_before_it_is_asked(tmp_path, monkey
     assert again._greeted == {0, 1, 2}
 
 
+def test_a_resumed_run_waits_for_its_clients_again(tmp_path, monkeypatch):
+    with in_process(tmp_path, small(), monkeypatch) as made:
+        made.clients.gather(3, 5)
+        nodes = dict(made.grid.nodes)
+        made.grid.nodes.clear()
+        again = made.server(made.clients.members)
+        with pytest.raises(UserError, match="0 of 3 registered clients have joined within 0 seconds"):
+            again.gather(2, 0)
+        monkeypatch.setattr("fedmrl.flower.flower_clients.sleep", lambda seconds: made.grid.nodes.update(nodes))
+        again.gather(2, 30)
+    assert again._greeted == {0, 1, 2}
+
+
 def test_a_node_whose_key_is_not_registered_is_nobody(tmp_path, monkeypatch):
     with in_process(tmp_path, small(), monkeypatch, connected=[0, 1]) as made:
         make_node_key(tmp_path / "stranger")

@@ -2,9 +2,9 @@
 
 import json
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any, TypeVar
 
 import torch
@@ -139,14 +139,17 @@ class FlowerClients(Clients):
             write_whole(self.file, json.dumps(self.members.model_dump(mode="json"), indent=1) + "\n")
 
     def gather(self, least: int, seconds: float) -> None:
-        """Waits until all registered clients have joined, or for this time; raises `UserError` if fewer than `least` have."""
-        until = time.monotonic() + seconds
+        """Waits until all registered clients have joined, or for this time; raises `UserError` if fewer than `least` have.
+
+        A client that joined before the run was interrupted counts once it has taken up the run again.
+        """
+        until = monotonic() + seconds
         while True:
             self.admit()
-            here = len(self.members.clients)
-            if here >= len(self._registered()) or time.monotonic() >= until:
+            here = len(self._greeted)
+            if here >= len(self._registered()) or monotonic() >= until:
                 break
-            time.sleep(1)
+            sleep(1)
         if here < least:
             raise UserError(
                 f"{here} of {len(self._registered())} registered clients have joined within {seconds:g} seconds, and a round "
@@ -222,7 +225,7 @@ class FlowerClients(Clients):
                 self._tell(
                     f"round {round_.index + 1} has {good} good replies; trying again in {self._config.pause_seconds:g} s"
                 )
-                time.sleep(self._config.pause_seconds)
+                sleep(self._config.pause_seconds)
         raise TooFewReplies(
             f"round {round_.index + 1} has {good} good replies and needs {self._config.min_clients}, after "
             f"{self._config.attempts} attempts; the rounds before it are kept, so resume when the clients are back"
@@ -308,7 +311,7 @@ class FlowerClients(Clients):
         self, kind: type[T], messages: Mapping[int, tuple[protocol.Request, Tensors]], name: str, group: str
     ) -> dict[int, tuple[T, Tensors] | Unanswered]:
         """Each client's typed reply, in the order of the messages; a client that is new or asks for it gets a `hello` first."""
-        until = time.monotonic() + self._config.round_seconds
+        until = monotonic() + self._config.round_seconds
         if new := messages.keys() - self._greeted:
             self._hello(sorted(new & self._post.connected().keys()))
         found: dict[int, tuple[T, Tensors] | Unanswered] = {
@@ -321,7 +324,7 @@ class FlowerClients(Clients):
             greeted = self._hello(sorted(strangers))
             found |= {number: reply for number, reply in greeted.items() if isinstance(reply, Unanswered)}
             known = {number: messages[number] for number in strangers - found.keys()}
-            again, strangers = self._ask_once(kind, known, name, group, max(until - time.monotonic(), 1.0))
+            again, strangers = self._ask_once(kind, known, name, group, max(until - monotonic(), 1.0))
             found |= again | {number: Unanswered("does not know this run, even after a hello") for number in strangers}
         return {number: found[number] for number in messages}
 
