@@ -242,6 +242,23 @@ def test_a_resumed_run_waits_for_its_clients_again(tmp_path, monkeypatch):
     assert again._greeted == {0, 1, 2}
 
 
+def test_a_round_that_asks_fewer_clients_than_min_clients_needs_only_those(tmp_path, monkeypatch):
+    recipe = small(participation=0.67)
+    with in_process(tmp_path, recipe, monkeypatch, connected=[0, 1]) as made:
+        made.clients.gather(2, 0)
+        record = made.federation().next_round().records[0]
+    assert len(record.asked) == 1 and record.participants == record.asked
+
+
+def test_a_round_in_which_nobody_has_joined_passes(tmp_path, monkeypatch):
+    with in_process(tmp_path, small(), monkeypatch, connected=[0, 1]) as made:
+        made.clients.gather(2, 0)
+        federation = made.federation()
+        federation.who = [[2], [0, 1]]
+        snapshot = federation.next_round()
+    assert (snapshot.records[0].asked, snapshot.records[0].participants) == ([], [])
+
+
 def test_a_node_whose_key_is_not_registered_is_nobody(tmp_path, monkeypatch):
     with in_process(tmp_path, small(), monkeypatch, connected=[0, 1]) as made:
         make_node_key(tmp_path / "stranger")

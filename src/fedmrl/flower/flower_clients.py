@@ -211,12 +211,14 @@ class FlowerClients(Clients):
 
     def train(self, round_: Round, requests: Sequence[Request], upcoming: Sequence[Request] = ()) -> list[Reply | NoReply]:
         """See `Clients`. With too few good replies the clients that gave none are asked again, some times."""
+        # Of the clients that a round asks, some may not have joined yet.
+        least = min(self._config.min_clients, len(requests))
         found: dict[int, Reply | NoReply] = {}
         for attempt in range(1, self._config.attempts + 1):
             asked = [request for request in requests if not isinstance(found.get(request.client), Reply)]
             found |= self._train_once(round_, asked)
             good = sum(isinstance(reply, Reply) for reply in found.values())
-            if good >= self._config.min_clients:
+            if good >= least:
                 return [found[request.client] for request in requests]
             for none in found.values():
                 if isinstance(none, NoReply):
@@ -227,7 +229,7 @@ class FlowerClients(Clients):
                 )
                 sleep(self._config.pause_seconds)
         raise TooFewReplies(
-            f"round {round_.index + 1} has {good} good replies and needs {self._config.min_clients}, after "
+            f"round {round_.index + 1} has {good} good replies and needs {least}, after "
             f"{self._config.attempts} attempts; the rounds before it are kept, so resume when the clients are back"
         )
 

@@ -29,6 +29,16 @@ def check_name(name: str) -> None:
         raise UserError(f"{name!r} is no name of a run; use letters, digits, hyphens and underscores, at most 48")
 
 
+def check_rounds(recipe: Recipe, least: int) -> None:
+    """Raises `UserError` if a round of all clients would ask fewer than `least`."""
+    fewest = min(map(len, schedule(recipe)))
+    if fewest < least:
+        raise UserError(
+            f"a round asks {fewest} of {recipe.clients} clients, and min_clients is {least}; raise participation, or lower "
+            "min_clients"
+        )
+
+
 def serve(grid: Grid, server: ServerFolder, name: str, tell: Callable[[str], None]) -> Outcome:
     """Runs the recipe that is stored under this name to its end, or goes on with the run of this name."""
     check_name(name)
@@ -41,6 +51,7 @@ def serve(grid: Grid, server: ServerFolder, name: str, tell: Callable[[str], Non
         raise UserError(
             f"{name}: data must be {{name = 'at-clients', shape = […], classes = […]}}; 'federation run' writes it so"
         )
+    check_rounds(recipe, config.min_clients)
     terms = terms_elsewhere(recipe, data.shape, data.classes)
     file = path / MEMBERS
     members = Members.read(file) if file.exists() else Members(run=f"{name}-{secrets.token_hex(4)}")
@@ -84,4 +95,4 @@ def _line(record: Record, recipe: Recipe) -> str:
     return f"round {record.round} of {recipe.rounds}: {came} of {asked} clients{loss}{left_out}"
 
 
-__all__ = ["MEMBERS", "check_name", "serve"]
+__all__ = ["MEMBERS", "check_name", "check_rounds", "serve"]
