@@ -259,6 +259,18 @@ def test_a_round_in_which_nobody_has_joined_passes(tmp_path, monkeypatch):
     assert (snapshot.records[0].asked, snapshot.records[0].participants) == ([], [])
 
 
+def test_a_round_with_too_few_replies_for_the_rule_is_tried_again_and_then_stops(tmp_path, monkeypatch):
+    recipe = small(aggregation={"rule": "krum", "byzantine": 0})
+    with in_process(tmp_path, recipe, monkeypatch, config=replace_config(attempts=2)) as made:
+        made.clients.gather(3, 5)
+        made.grid.change = lambda client, kind, group, frame: frame[:-1] if (client, kind) == (1, "train") else frame
+        with pytest.raises(TooFewReplies, match="round 1 has 2 good replies, too few for its rule .*krum needs at least 3 .*after 2 attempts"):
+            made.federation().next_round()
+        assert asked_of(made, 1, "train") == 2
+        made.grid.change = lambda client, kind, group, frame: frame
+        assert made.federation().next_round().records[0].participants == [0, 1, 2]
+
+
 def test_a_node_whose_key_is_not_registered_is_nobody(tmp_path, monkeypatch):
     with in_process(tmp_path, small(), monkeypatch, connected=[0, 1]) as made:
         make_node_key(tmp_path / "stranger")

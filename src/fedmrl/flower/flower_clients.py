@@ -12,7 +12,7 @@ from pydantic import Field
 
 from fedmrl.config import Recipe
 from fedmrl.engines import Terms
-from fedmrl.errors import UserError
+from fedmrl.errors import UserCodeError, UserError
 from fedmrl.federation.clients import Clients, Enrolled, NoReply, Reply, Request, Roster, Score
 from fedmrl.files import write_whole
 from fedmrl.flower import protocol
@@ -211,14 +211,12 @@ class FlowerClients(Clients):
 
     def train(self, round_: Round, requests: Sequence[Request], upcoming: Sequence[Request] = ()) -> list[Reply | NoReply]:
         """See `Clients`. With too few good replies the clients that gave none are asked again, some times."""
-        # Of the clients that a round asks, some may not have joined yet.
-        least = min(self._config.min_clients, len(requests))
         found: dict[int, Reply | NoReply] = {}
         for attempt in range(1, self._config.attempts + 1):
             asked = [request for request in requests if not isinstance(found.get(request.client), Reply)]
             found |= self._train_once(round_, asked)
             good = sum(isinstance(reply, Reply) for reply in found.values())
-            if good >= least:
+            if not (lack := self._lack(good, len(requests))):
                 return [found[request.client] for request in requests]
             for none in found.values():
                 if isinstance(none, NoReply):
@@ -229,9 +227,23 @@ class FlowerClients(Clients):
                 )
                 sleep(self._config.pause_seconds)
         raise TooFewReplies(
-            f"round {round_.index + 1} has {good} good replies and needs {least}, after "
+            f"round {round_.index + 1} has {good} good replies{lack}, after "
             f"{self._config.attempts} attempts; the rounds before it are kept, so resume when the clients are back"
         )
+
+    def _lack(self, good: int, asked: int) -> str:
+        """What so many good replies lack, as a clause; nothing if they are enough."""
+        # Of the clients that a round asks, some may not have joined yet.
+        if good < (least := min(self._config.min_clients, asked)):
+            return f" and needs {least}"
+        try:
+            if asked:
+                self._terms.aggregation.check(good)
+        except UserCodeError:
+            raise
+        except UserError as error:
+            return f", too few for its rule ({error})"
+        return ""
 
     def _sentence(self, none: NoReply, round_: Round) -> str:
         return f"client {none.client} ({self._called(none.client)}), round {round_.index + 1}: it {none.reason}; left out"

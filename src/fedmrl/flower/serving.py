@@ -30,13 +30,14 @@ def check_name(name: str) -> None:
 
 
 def check_rounds(recipe: Recipe, least: int) -> None:
-    """Raises `UserError` if a round of all clients would ask fewer than `least`."""
+    """Raises `UserError` if a round of all clients would ask fewer than `least`, or too few for the aggregation rule."""
     fewest = min(map(len, schedule(recipe)))
     if fewest < least:
         raise UserError(
             f"a round asks {fewest} of {recipe.clients} clients, and min_clients is {least}; raise participation, or lower "
             "min_clients"
         )
+    recipe.aggregation.check(fewest)
 
 
 def serve(grid: Grid, server: ServerFolder, name: str, tell: Callable[[str], None]) -> Outcome:
