@@ -8,9 +8,12 @@ from in_process import CONFIG, in_process, same_numbers, simulated
 from tiny import ALL_METHODS, tiny_recipe
 
 from fedmrl.errors import UserError
+from fedmrl.federation.server import run_in_step
 from fedmrl.flower.certificates import make_node_key
+from fedmrl.flower.client_config import Bounds
 from fedmrl.flower.flower_clients import TooFewReplies
 from fedmrl.flower.frame import Frame, decode, encode
+from fedmrl.flower.server_config import ServerConfig
 
 
 def small(method="fedmrl", **settings):
@@ -270,6 +273,25 @@ def test_a_round_with_too_few_replies_for_the_rule_is_tried_again_and_then_stops
         assert asked_of(made, 1, "train") == 2
         made.grid.change = lambda client, kind, group, frame: frame
         assert made.federation().next_round().records[0].participants == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"), [(lambda t: t * 1e9, "norm .*, and max_norm is 1e\\+04"), (lambda t: t * np.nan, "it has norm nan")]
+)
+def test_a_round_whose_state_clients_would_refuse_is_not_kept(spoil, words, tmp_path, monkeypatch):
+    with in_process(tmp_path, small(), monkeypatch) as made:
+        made.clients.gather(3, 5)
+        federation = made.federation()
+        federation.commit(federation.next_round())
+        before, aggregate = federation.now, federation.aggregate
+        federation.aggregate = lambda *given: {name: spoil(tensor) for name, tensor in aggregate(*given).items()}
+        with pytest.raises(UserError, match=f"round 2 gives a state that clients would refuse .*{words}"):
+            run_in_step(made.clients, [federation])
+        assert federation.now is before
+
+
+def test_the_servers_largest_norm_is_one_that_clients_take():
+    assert ServerConfig(hosts=["a"]).max_norm <= Bounds().max_received_norm
 
 
 def test_a_node_whose_key_is_not_registered_is_nobody(tmp_path, monkeypatch):

@@ -361,6 +361,8 @@ def one_round(clients: Clients, runs: Sequence[Federation]) -> dict[int, Snapsho
     failed = {} if clients.runs_ahead else _diverged(answered, round_)
     going = [run for run in runs if run.number not in failed]
     servers = {run.number: run.aggregate(round_, answered[run.number]) for run in going}
+    for server in servers.values():
+        clients.check_server(round_, server)
     watch.passed("aggregate")
 
     # Evaluate the participants, or at regular rounds all clients.

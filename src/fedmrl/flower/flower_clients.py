@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, TypeVar
@@ -67,6 +67,10 @@ def _numbers_as_keys(plain: Any) -> Any:
     return plain
 
 
+def _norm(tensors: Iterable[torch.Tensor]) -> float:
+    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors))
+
+
 class _BadReplyError(Exception):
     """A reply that does not count; the message says why, as a clause about the client, in one line."""
 
@@ -102,6 +106,7 @@ class FlowerClients(Clients):
         self._text = for_clients(recipe).to_toml()
         start = terms.server_start(self.device)
         self._form = terms.method.upload_form(terms.common, start, terms.dtype)
+        self._answer_form = terms.method.answer_form(terms.common, start, terms.dtype)
         self.members = members
         self.file: Path | None = None
         """Where the members are written when some have joined."""
@@ -277,7 +282,7 @@ class FlowerClients(Clients):
         for name, tensor in upload.items():
             if not torch.isfinite(tensor).all():
                 raise _BadReplyError(f"sent {name} with values that are NaN or infinite")
-        norm = math.sqrt(sum(float(tensor.double().square().sum()) for tensor in upload.values()))
+        norm = _norm(upload.values())
         if not norm <= self._config.max_norm:
             raise _BadReplyError(f"sent an upload of norm {norm:.3g}, and at most {self._config.max_norm:.3g} is taken")
         self._check_counts(client, "own", trained.correct, self._recipe.recorded_modes)
@@ -291,6 +296,20 @@ class FlowerClients(Clients):
         tested = self.members.clients[client].test
         if any(count > tested for count in counts.values()):
             raise _BadReplyError(f"counts more correct predictions than its {tested} test samples")
+
+    def check_server(self, round_: Round, server: Tensors) -> None:
+        """See `Clients`: what the server would send must be finite, of the method's form, and of a norm that clients take."""
+        what = f"round {round_.index + 1} gives a state that clients would refuse"
+        kept = "the rounds before it are kept; see to its uploads and max_norm, then resume"
+        for client in self.members.clients:
+            content = self._terms.method.answer(server, client, round_.index)
+            try:
+                check_form(content, self._answer_form)
+            except UserError as error:
+                raise UserError(f"{what} ({error}); {kept}") from error
+            norm = _norm(tensor for tensor in content.values() if tensor.is_floating_point())
+            if not norm <= self._config.max_norm:
+                raise UserError(f"{what} (it has norm {norm:.3g}, and max_norm is {self._config.max_norm:.3g}); {kept}")
 
     def evaluate(self, requests: Sequence[Request], modes: Sequence[str]) -> list[Score]:
         """See `Clients`; raises `UserError` if no client replies."""

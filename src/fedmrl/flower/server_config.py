@@ -31,8 +31,8 @@ class ServerConfig(BaseModel):
     """How often a round is tried."""
     pause_seconds: Annotated[float, Field(ge=0)] = 60
     """The pause before a round is tried again."""
-    max_norm: Annotated[float, Field(gt=0)] = 1e6
-    """The largest norm of an upload."""
+    max_norm: Annotated[float, Field(gt=0)] = 1e4
+    """The largest norm of an upload, and of what a round gives; clients take at most 1e4 by default."""
     max_megabytes: Annotated[float, Field(gt=0)] = 64
     """The largest reply."""
     max_samples: Annotated[int, Field(ge=1)] = 1_000_000
@@ -52,7 +52,7 @@ round_seconds = 3600       # the time that clients have to reply
 attempts = 3               # how often a round is tried; after that the run stops, and can be resumed
 pause_seconds = 60         # the pause before a round is tried again
 
-max_norm = 1e6             # an upload with a larger norm is left out
+max_norm = 1e4             # an upload with a larger norm is left out; clients take no larger one either, by default
 max_megabytes = 64         # so is a larger reply
 max_samples = 1_000_000    # a client that says it has more training or test samples does not join
 """
