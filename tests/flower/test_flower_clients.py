@@ -276,7 +276,9 @@ def test_a_round_with_too_few_replies_for_the_rule_is_tried_again_and_then_stops
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"), [(lambda t: t * 1e9, "norm .*, and max_norm is 1e\\+04"), (lambda t: t * np.nan, "it has norm nan")]
+    ("spoil", "words"),
+    [(lambda t: t * 1e9, "norm .*, and max_norm is 1e\\+04"), (lambda t: t * np.nan, "it has norm nan")],
+    ids=["large", "NaN"],
 )
 def test_a_round_whose_state_clients_would_refuse_is_not_kept(spoil, words, tmp_path, monkeypatch):
     with in_process(tmp_path, small(), monkeypatch) as made:
@@ -292,6 +294,34 @@ def test_a_round_whose_state_clients_would_refuse_is_not_kept(spoil, words, tmp_
 
 def test_the_servers_largest_norm_is_one_that_clients_take():
     assert ServerConfig(hosts=["a"]).max_norm <= Bounds().max_received_norm
+
+
+def test_a_hung_client_is_greeted_less_and_less_often(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("fedmrl.flower.flower_clients.monotonic", lambda: now[0])
+    with in_process(tmp_path, small(), monkeypatch) as made:
+        made.grid.change = lambda client, kind, group, frame: frame[:-1] if client == 1 else frame
+        made.clients.gather(2, 0)
+        for later, greeted in ((29, 1), (31, 2), (90, 2), (92, 3), (211, 3), (213, 4)):
+            now[0] = later
+            made.clients.admit()
+            assert greetings(made, 1) == greeted, later
+
+
+def test_between_rounds_a_hung_client_delays_the_others_only_a_little(tmp_path, monkeypatch):
+    with in_process(tmp_path, small(), monkeypatch, connected=[0, 1]) as made:
+        made.clients.gather(2, 0)
+        made.connect(2)
+        waited = []
+        monkeypatch.setattr(made.clients._post, "exchange", lambda frames, kind, group, seconds: waited.append(seconds) or {})
+        made.clients.admit()
+    assert waited == [20]
+
+
+def greetings(made, client):
+    """How often a client was sent a hello."""
+    found = [m.metadata for m in made.grid.asked if m.metadata.group_id == "hello"]
+    return sum(made.grid.sockets[one.dst_node_id][0] == client for one in found)
 
 
 def test_a_node_whose_key_is_not_registered_is_nobody(tmp_path, monkeypatch):

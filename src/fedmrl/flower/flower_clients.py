@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from pydantic import Field
@@ -26,6 +26,10 @@ from fedmrl.guard import is_line
 from fedmrl.messages import Tensors, check_form
 from fedmrl.methods import Round
 from fedmrl.schema import Part, checked, parsed, read_text
+
+_FIRST_HELLO, _LATER_HELLO = 120.0, 20.0
+"""Seconds to reply to a hello: before the first round, and between two, when the other clients wait."""
+_FIRST_PAUSE, _LAST_PAUSE = 30.0, 1800.0  # seconds before a client that failed to greet is greeted again
 
 T = TypeVar("T", HelloOk, TrainOk, EvaluateOk)
 
@@ -78,6 +82,14 @@ class _BadReplyError(Exception):
         super().__init__(protocol.one_line(reason))
 
 
+class _Refused(NamedTuple):
+    """A client whose last hello failed: why, and when it is greeted again, after ever longer pauses."""
+
+    reason: str
+    pause: float
+    until: float
+
+
 class _StrangerError(_BadReplyError):
     """The client's agent does not know this run, and needs a hello first."""
 
@@ -111,8 +123,8 @@ class FlowerClients(Clients):
         self.file: Path | None = None
         """Where the members are written when some have joined."""
         self._greeted: set[int] = set()
-        self._refused: dict[int, str] = {}
-        """The clients whose last hello failed, with the reasons; they are asked for nothing else."""
+        self._refused: dict[int, _Refused] = {}
+        """These clients are asked for nothing but a hello."""
 
     # ---- joining ----
 
@@ -120,11 +132,10 @@ class FlowerClients(Clients):
         """See `Clients`."""
         return {number: joined.enrolled() for number, joined in sorted(self.members.clients.items())}
 
-    def admit(self) -> list[int]:
-        """Lets connected clients that have not joined do so; returns their numbers."""
-        new = [number for number in self._post.connected() if number not in self._greeted]
+    def admit(self, seconds: float = _LATER_HELLO) -> list[int]:
+        """Lets connected clients that have not joined do so, in at most this time; returns their numbers."""
         joined = dict(self.members.clients)
-        for number, greeting in self._hello(new).items():
+        for number, greeting in self._hello(self._new(), seconds).items():
             if isinstance(greeting, Unanswered):
                 self._tell(f"{self._called(number)} {greeting.reason}; it does not take part")
             elif number not in joined:
@@ -150,7 +161,7 @@ class FlowerClients(Clients):
         """
         until = monotonic() + seconds
         while True:
-            self.admit()
+            self.admit(_FIRST_HELLO)
             here = len(self._greeted)
             if here >= len(self._registered()) or monotonic() >= until:
                 break
@@ -161,13 +172,18 @@ class FlowerClients(Clients):
                 f"needs {least}; start the others, or lower min_clients"
             )
 
-    def _hello(self, numbers: Sequence[int]) -> dict[int, Joined | Unanswered]:
+    def _new(self) -> list[int]:
+        """The connected clients that have not been greeted, but for those whose last hello failed lately."""
+        waiting = {number for number, refused in self._refused.items() if monotonic() < refused.until}
+        return sorted(self._post.connected().keys() - self._greeted - waiting)
+
+    def _hello(self, numbers: Sequence[int], seconds: float) -> dict[int, Joined | Unanswered]:
         """Begins or goes on with the run at these clients."""
         if not numbers:
             return {}
         requests = {number: Hello(run=self.members.run, client=number, recipe=self._text) for number in numbers}
         frames = {number: protocol.to_bytes(request) for number, request in requests.items()}
-        replies = self._post.exchange(frames, "query", "hello", min(self._config.round_seconds, 120))
+        replies = self._post.exchange(frames, "query", "hello", min(self._config.round_seconds, seconds))
         found: dict[int, Joined | Unanswered] = {}
         for number, reply in replies.items():
             try:
@@ -178,7 +194,8 @@ class FlowerClients(Clients):
             except _BadReplyError as bad:
                 found[number] = Unanswered(str(bad))
                 self._greeted.discard(number)
-                self._refused[number] = str(bad)
+                pause = min(2 * self._refused[number].pause, _LAST_PAUSE) if number in self._refused else _FIRST_PAUSE
+                self._refused[number] = _Refused(str(bad), pause, monotonic() + pause)
         return found
 
     def _joined(self, number: int, hello: HelloOk) -> Joined:
@@ -345,16 +362,16 @@ class FlowerClients(Clients):
     ) -> dict[int, tuple[T, Tensors] | Unanswered]:
         """Each client's typed reply, in the order of the messages; a client that is new or asks for it gets a `hello` first."""
         until = monotonic() + self._config.round_seconds
-        if new := messages.keys() - self._greeted:
-            self._hello(sorted(new & self._post.connected().keys()))
+        if messages.keys() - self._greeted:
+            self._hello([number for number in self._new() if number in messages], _LATER_HELLO)
         found: dict[int, tuple[T, Tensors] | Unanswered] = {
-            number: Unanswered(self._refused[number]) for number in messages if number in self._refused
+            number: Unanswered(self._refused[number].reason) for number in messages if number in self._refused
         }
         asked = {number: message for number, message in messages.items() if number not in found}
         replies, strangers = self._ask_once(kind, asked, name, group, self._config.round_seconds)
         found |= replies
         if strangers:  # their agents were started again
-            greeted = self._hello(sorted(strangers))
+            greeted = self._hello(sorted(strangers), _FIRST_HELLO)
             found |= {number: reply for number, reply in greeted.items() if isinstance(reply, Unanswered)}
             known = {number: messages[number] for number in strangers - found.keys()}
             again, strangers = self._ask_once(kind, known, name, group, max(until - monotonic(), 1.0))
