@@ -14,7 +14,7 @@ from fedmrl.config import Recipe
 from fedmrl.engines import Terms
 from fedmrl.errors import UserCodeError, UserError
 from fedmrl.federation.clients import Clients, Enrolled, NoReply, Reply, Request, Roster, Score
-from fedmrl.files import write_whole
+from fedmrl.files import check_sha256, sha256_of_json, write_whole
 from fedmrl.flower import protocol
 from fedmrl.flower.frame import FrameError
 from fedmrl.flower.grid import Post, Unanswered
@@ -53,15 +53,26 @@ class Joined(Part):
 
 
 class Members(Part):
-    """`federation.json` in a run's folder: the run's name at the clients, and those who have joined, by number."""
+    """`federation.json` in a run's folder: the run's name at the clients, and those who have joined, by number.
+
+    It has its own SHA-256, not one in the checkpoint, as clients join between a round's checkpoint and the next.
+    """
 
     run: str
     clients: dict[int, Joined] = Field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path) -> "Members":
-        """Reads the file back."""
-        return checked(path, cls, _numbers_as_keys(parsed(path, read_text(path))))
+        """Reads the file back; raises `UserError` if it is not as it was written."""
+        plain = parsed(path, read_text(path))
+        written = plain.pop("sha256", None) if isinstance(plain, dict) else None
+        check_sha256(path, sha256_of_json(plain) if written else "", str(written or "-"))
+        return checked(path, cls, _numbers_as_keys(plain))
+
+    def write(self, path: Path) -> None:
+        """Writes the file."""
+        plain = self.model_dump(mode="json")
+        write_whole(path, json.dumps({**plain, "sha256": sha256_of_json(plain)}, indent=1) + "\n")
 
 
 def _numbers_as_keys(plain: Any) -> Any:
@@ -152,7 +163,7 @@ class FlowerClients(Clients):
     def write_members(self) -> None:
         """Writes `federation.json`, if the run has a folder."""
         if self.file is not None:
-            write_whole(self.file, json.dumps(self.members.model_dump(mode="json"), indent=1) + "\n")
+            self.members.write(self.file)
 
     def gather(self, least: int, seconds: float) -> None:
         """Waits until all registered clients have joined, or for this time; raises `UserError` if fewer than `least` have.
