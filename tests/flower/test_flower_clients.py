@@ -275,6 +275,30 @@ def test_a_round_with_too_few_replies_for_the_rule_is_tried_again_and_then_stops
         assert made.federation().next_round().records[0].participants == [0, 1, 2]
 
 
+def test_the_clients_that_could_not_be_evaluated_are_recorded(tmp_path, monkeypatch):
+    recipe = small(rounds=3)
+    with in_process(tmp_path, recipe, monkeypatch) as made:
+        evaluations = []
+
+        def change(client, kind, group, frame):
+            if group == "evaluation" and client == 1:
+                evaluations.append(frame)
+                return frame if len(evaluations) == 1 else frame[:-1]
+            return frame
+
+        made.grid.change = change
+        result = made.run()
+    assert [record.not_evaluated for record in result.records] == [None, [1], [1]]
+    assert result.not_evaluated == [1] and result.plain()["not_evaluated"] == [1]
+    assert [row["client"] for row in result.clients.rows()] == [0, 2]
+
+
+def test_a_simulation_records_no_client_that_could_not_be_evaluated():
+    result = simulated(small())
+    assert result.not_evaluated is None and "not_evaluated" not in result.plain()
+    assert not any("not_evaluated" in record.plain() for record in result.records)
+
+
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [(lambda t: t * 1e9, "norm .*, and max_norm is 1e\\+04"), (lambda t: t * np.nan, "it has norm nan")],

@@ -207,6 +207,8 @@ class RunResult(_Outcome):
     clients: ClientResults
     split: list[dict[Annotated[int, Field(strict=False)], int]] | None = None
     """Each client's training samples by class; None in runs of version 0.1."""
+    not_evaluated: list[int] | None = None
+    """The clients that gave no counts at the end, so that no mean has them; None if there are none."""
     leaves: Leaves | None = None
     """What leaves a client and what stays; None in older runs and for methods that do not declare it."""
     states_sha256: str | None = None
