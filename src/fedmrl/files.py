@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,11 @@ def sha256_of_bytes(content: bytes) -> str:
 def sha256_of_text(text: str) -> str:
     """A text's SHA-256."""
     return sha256_of_bytes(text.encode())
+
+
+def sha256_of_json(plain: Mapping[str, Any]) -> str:
+    """The SHA-256 of plain data as JSON, whatever the order of its keys."""
+    return sha256_of_text(json.dumps(plain, sort_keys=True))
 
 
 def check_sha256(path: Path, found: str, written: str) -> None:

@@ -1,6 +1,7 @@
 """The agent gives what a simulation gives, bit for bit, and keeps its states by round."""
 
 import logging
+import re
 import resource
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 import torch
 from organisations import CPU, Peer, federation, files, serving, small_quickstart, write_client
 
+from fedmrl.data.sources import AtClients
 from fedmrl.federation.setup import prepare
 from fedmrl.federation.simulation import Simulation
 from fedmrl.flower.frame import FrameError
@@ -106,6 +108,30 @@ def one(tmp_path):
         peer.state = tmp_path / "client" / "state"
         assert isinstance(peer.hello(), HelloOk)
         yield peer
+
+
+NAMES = [f"digit {label}" for label in range(10)]
+OTHER_DATA = {
+    "another shape": (NAMES, {"shape": [28, 28, 1]}, r"samples of shape \(28, 28, 1\), and this client's have another"),
+    "other names": (NAMES, {"classes": NAMES[::-1]}, "this client's are not the same"),
+    "more classes": (NAMES, {"classes": [*NAMES, "none"]}, "for 11 classes, and this client's are not the same"),
+    "more classes than their number": (10, {"classes": [*NAMES, "none"]}, "for 11 classes"),
+}
+
+
+@pytest.mark.parametrize("what", OTHER_DATA)
+def test_a_recipe_for_other_data_than_the_clients_is_refused(what, tmp_path):
+    classes, change, words = OTHER_DATA[what]
+    recipe = small_quickstart()
+    setting = prepare(recipe, CPU)
+    own = {"shape": list(setting.data.shape), "classes": NAMES}
+    with serving(write_client(tmp_path / "client", setting, 0, classes=classes)) as agent:
+        peer = Peer(agent, recipe.model_copy(update={"data": AtClients(**{**own, **change})}))
+        refused = peer.hello()
+        assert isinstance(refused, Failure) and re.search(words, refused.sentence), refused
+        assert not list((tmp_path / "client" / "state" / "runs").glob("*"))
+        peer.recipe = recipe.model_copy(update={"data": AtClients(**own)})
+        assert isinstance(peer.hello(), HelloOk)
 
 
 def test_a_hello_says_who_the_client_is_and_what_would_leave(one):

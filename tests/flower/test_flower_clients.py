@@ -8,9 +8,12 @@ from in_process import CONFIG, in_process, same_numbers, simulated
 from tiny import ALL_METHODS, tiny_recipe
 
 from fedmrl.errors import UserError
+from fedmrl.federation.server import run_in_step
 from fedmrl.flower.certificates import make_node_key
+from fedmrl.flower.client_config import Bounds
 from fedmrl.flower.flower_clients import TooFewReplies
 from fedmrl.flower.frame import Frame, decode, encode
+from fedmrl.flower.server_config import ServerConfig
 
 
 def small(method="fedmrl", **settings):
@@ -135,6 +138,214 @@ def test_someone_elses_name_does_not_join(tmp_path, monkeypatch):
         made.clients.gather(2, 0)
         assert list(made.clients.roster()) == [0, 1]
     assert "client-2 calls itself 'client-0', and its key is registered as client-2" in "\n".join(made.said)
+
+
+CLASSES = {
+    "a label too long to be a number": ({"9" * 5000: 1}, "names classes that the recipe does not have"),
+    "a class that the recipe does not have": ({"0": 1, "4": 1}, "names classes that the recipe does not have"),
+    "a label written in another way": ({"00": 1}, "names classes that the recipe does not have"),
+    "counts that are not those of its samples": ({"0": 3}, "counts 3 training samples by class, and has"),
+}
+
+
+@pytest.mark.parametrize("what", CLASSES)
+def test_a_client_whose_class_counts_cannot_be_does_not_join(what, tmp_path, monkeypatch):
+    classes, words = CLASSES[what]
+    with in_process(tmp_path, small(), monkeypatch) as made:
+        lie = changed({"classes": classes})
+        made.grid.change = lambda client, kind, group, frame: lie(frame) if client == 1 else frame
+        made.clients.gather(2, 0)
+        assert list(made.clients.roster()) == [0, 2]
+    assert f"client-1 {words}" in "\n".join(made.said)
+
+
+HELLOS = {
+    "more training samples than are taken": ({"train": 2**53 - 1}, "has 9,007,199,254,740,991 training samples"),
+    "more test samples than are taken": ({"test": 2**53 - 1}, "test samples, and at most"),
+    "a model of two lines": ({"model": "a\nround 1 of 2: 3 of 3 clients"}, "calls its model something that is no short line"),
+    "a model that moves the cursor": ({"model": "a\x1b[2J"}, "calls its model something that is no short line"),
+    "a model of many letters": ({"model": "a" * 201}, "calls its model something that is no short line"),
+}
+
+
+@pytest.mark.parametrize("what", HELLOS)
+def test_a_client_that_says_what_cannot_be_does_not_join(what, tmp_path, monkeypatch):
+    message, words = HELLOS[what]
+    with in_process(tmp_path, small(), monkeypatch) as made:
+        lie = changed({"classes": None, **message})
+        made.grid.change = lambda client, kind, group, frame: lie(frame) if client == 1 else frame
+        made.clients.gather(2, 0)
+        assert list(made.clients.roster()) == [0, 2]
+    assert words in "\n".join(made.said)
+    assert all(line.isprintable() for line in made.said)
+
+
+def test_nothing_that_a_client_writes_disturbs_the_log(tmp_path, monkeypatch):
+    with in_process(tmp_path, small(), monkeypatch) as made:
+        made.clients.gather(3, 5)
+        escape = changed({"\x1b[2Jfield": 1})
+        made.grid.change = lambda client, kind, group, frame: escape(frame) if (client, kind) == (1, "train") else frame
+        ((_, reason),) = [(one.client, one.reason) for one in made.federation().next_round().records[0].left_out]
+    assert "[2Jfield" in reason and reason.isprintable()
+
+
+def asked_of(made, client, kind):
+    """The messages of a kind that a client was sent."""
+    nodes = [m.metadata.dst_node_id for m in made.grid.asked if m.metadata.message_type == kind]
+    return sum(made.grid.sockets[node][0] == client for node in nodes)
+
+
+def resumed_with_other_data(made):
+    """A server that goes on with a run in which client 1 had other data when it joined."""
+    made.clients.gather(3, 5)
+    members = made.clients.members
+    other = members.clients[1].model_copy(update={"train": 5})
+    made.clients = made.server(members.model_copy(update={"clients": {**members.clients, 1: other}}))
+
+
+def test_a_client_that_is_refused_is_not_asked_to_train(tmp_path, monkeypatch):
+    with in_process(tmp_path, small(), monkeypatch) as made:
+        resumed_with_other_data(made)
+        made.clients.gather(2, 0)
+        record = made.federation().next_round().records[0]
+        assert asked_of(made, 1, "train") == 0
+    assert record.participants == [0, 2]
+    assert [(one.client, one.reason) for one in record.left_out] == [
+        (1, "has other data or another model than when it joined this run")
+    ]
+
+
+def test_a_client_that_is_refused_is_not_asked_to_be_evaluated(tmp_path, monkeypatch):
+    with in_process(tmp_path, small(), monkeypatch) as made:
+        resumed_with_other_data(made)
+        made.clients.gather(2, 0)
+        made.federation().next_round()
+        assert asked_of(made, 1, "evaluate") == 0
+
+
+def test_a_member_that_comes_back_is_greeted_before_it_is_asked(tmp_path, monkeypatch):
+    with in_process(tmp_path, small(), monkeypatch) as made:
+        made.clients.gather(3, 5)
+        again = made.clients = made.server(made.clients.members)
+        record = made.federation().next_round().records[0]
+    assert record.participants == [0, 1, 2]
+    assert again._greeted == {0, 1, 2}
+
+
+def test_a_resumed_run_waits_for_its_clients_again(tmp_path, monkeypatch):
+    with in_process(tmp_path, small(), monkeypatch) as made:
+        made.clients.gather(3, 5)
+        nodes = dict(made.grid.nodes)
+        made.grid.nodes.clear()
+        again = made.server(made.clients.members)
+        with pytest.raises(UserError, match="0 of 3 registered clients have joined within 0 seconds"):
+            again.gather(2, 0)
+        monkeypatch.setattr("fedmrl.flower.flower_clients.sleep", lambda seconds: made.grid.nodes.update(nodes))
+        again.gather(2, 30)
+    assert again._greeted == {0, 1, 2}
+
+
+def test_a_round_that_asks_fewer_clients_than_min_clients_needs_only_those(tmp_path, monkeypatch):
+    recipe = small(participation=0.67)
+    with in_process(tmp_path, recipe, monkeypatch, connected=[0, 1]) as made:
+        made.clients.gather(2, 0)
+        record = made.federation().next_round().records[0]
+    assert len(record.asked) == 1 and record.participants == record.asked
+
+
+def test_a_round_in_which_nobody_has_joined_passes(tmp_path, monkeypatch):
+    with in_process(tmp_path, small(), monkeypatch, connected=[0, 1]) as made:
+        made.clients.gather(2, 0)
+        federation = made.federation()
+        federation.who = [[2], [0, 1]]
+        snapshot = federation.next_round()
+    assert (snapshot.records[0].asked, snapshot.records[0].participants) == ([], [])
+
+
+def test_a_round_with_too_few_replies_for_the_rule_is_tried_again_and_then_stops(tmp_path, monkeypatch):
+    recipe = small(aggregation={"rule": "krum", "byzantine": 0})
+    with in_process(tmp_path, recipe, monkeypatch, config=replace_config(attempts=2)) as made:
+        made.clients.gather(3, 5)
+        made.grid.change = lambda client, kind, group, frame: frame[:-1] if (client, kind) == (1, "train") else frame
+        words = r"round 1 has 2 good replies, too few for its rule .*krum needs at least 3 .*after 2 attempts"
+        with pytest.raises(TooFewReplies, match=words):
+            made.federation().next_round()
+        assert asked_of(made, 1, "train") == 2
+        made.grid.change = lambda client, kind, group, frame: frame
+        assert made.federation().next_round().records[0].participants == [0, 1, 2]
+
+
+def test_the_clients_that_could_not_be_evaluated_are_recorded(tmp_path, monkeypatch):
+    recipe = small(rounds=3)
+    with in_process(tmp_path, recipe, monkeypatch) as made:
+        evaluations = []
+
+        def change(client, kind, group, frame):
+            if group == "evaluation" and client == 1:
+                evaluations.append(frame)
+                return frame if len(evaluations) == 1 else frame[:-1]
+            return frame
+
+        made.grid.change = change
+        result = made.run()
+    assert [record.not_evaluated for record in result.records] == [None, [1], [1]]
+    assert result.not_evaluated == [1] and result.plain()["not_evaluated"] == [1]
+    assert [row["client"] for row in result.clients.rows()] == [0, 2]
+
+
+def test_a_simulation_records_no_client_that_could_not_be_evaluated():
+    result = simulated(small())
+    assert result.not_evaluated is None and "not_evaluated" not in result.plain()
+    assert not any("not_evaluated" in record.plain() for record in result.records)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [(lambda t: t * 1e9, "norm .*, and max_norm is 1e\\+04"), (lambda t: t * np.nan, "it has norm nan")],
+    ids=["large", "NaN"],
+)
+def test_a_round_whose_state_clients_would_refuse_is_not_kept(spoil, words, tmp_path, monkeypatch):
+    with in_process(tmp_path, small(), monkeypatch) as made:
+        made.clients.gather(3, 5)
+        federation = made.federation()
+        federation.commit(federation.next_round())
+        before, aggregate = federation.now, federation.aggregate
+        federation.aggregate = lambda *given: {name: spoil(tensor) for name, tensor in aggregate(*given).items()}
+        with pytest.raises(UserError, match=f"round 2 gives a state that clients would refuse .*{words}"):
+            run_in_step(made.clients, [federation])
+        assert federation.now is before
+
+
+def test_the_servers_largest_norm_is_one_that_clients_take():
+    assert ServerConfig(hosts=["a"]).max_norm <= Bounds().max_received_norm
+
+
+def test_a_hung_client_is_greeted_less_and_less_often(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("fedmrl.flower.flower_clients.monotonic", lambda: now[0])
+    with in_process(tmp_path, small(), monkeypatch) as made:
+        made.grid.change = lambda client, kind, group, frame: frame[:-1] if client == 1 else frame
+        made.clients.gather(2, 0)
+        for later, greeted in ((29, 1), (31, 2), (90, 2), (92, 3), (211, 3), (213, 4)):
+            now[0] = later
+            made.clients.admit()
+            assert greetings(made, 1) == greeted, later
+
+
+def test_between_rounds_a_hung_client_delays_the_others_only_a_little(tmp_path, monkeypatch):
+    with in_process(tmp_path, small(), monkeypatch, connected=[0, 1]) as made:
+        made.clients.gather(2, 0)
+        made.connect(2)
+        waited = []
+        monkeypatch.setattr(made.clients._post, "exchange", lambda frames, kind, group, seconds: waited.append(seconds) or {})
+        made.clients.admit()
+    assert waited == [20]
+
+
+def greetings(made, client):
+    """How often a client was sent a hello."""
+    found = [m.metadata for m in made.grid.asked if m.metadata.group_id == "hello"]
+    return sum(made.grid.sockets[one.dst_node_id][0] == client for one in found)
 
 
 def test_a_node_whose_key_is_not_registered_is_nobody(tmp_path, monkeypatch):

@@ -126,6 +126,9 @@ class Clients(ABC):
     def evaluate(self, requests: Sequence[Request], modes: Sequence[str]) -> list[Score]:
         """Counts each client's correct predictions, before and after it receives the server's content."""
 
+    def check_server(self, round_: Round, server: Tensors) -> None:  # noqa: B027, an optional hook
+        """Raises `UserError` for a server's state whose content clients would refuse, before the round is committed."""
+
     def foresee(  # noqa: B027, an optional hook
         self, rounds: Mapping[int, Sequence[Sequence[int]]], begun: Mapping[int, Container[int]]
     ) -> None:

@@ -155,12 +155,14 @@ class Federation:
         asked: Sequence[Request],
         replies: Sequence[Reply],
         left_out: Sequence[NoReply],
+        due: Sequence[int],
         accuracy: Accuracies,
         seconds: Mapping[str, float],
     ) -> Record:
         """A round's record for `rounds.jsonl`."""
         answered = [reply.client for reply in replies]
         losses = [loss for loss, _ in numbers([reply.told for reply in replies])]
+        missing = _missing(accuracy, due)
         self._add_own_counts(accuracy, replies)
         all_clients = self.recipe.evaluates_all(round_.index + 1)
         up = sum((size(reply.upload) for reply in replies), Size())
@@ -170,6 +172,7 @@ class Federation:
             asked=[request.client for request in asked],
             participants=answered,
             left_out=[LeftOut(client=none.client, reason=none.reason) for none in left_out],
+            not_evaluated=missing,
             loss=summaries.mean(losses) if losses else None,
             accuracy=RoundAccuracy(
                 participants=_means(accuracy, answered),
@@ -362,6 +365,8 @@ def one_round(clients: Clients, runs: Sequence[Federation]) -> dict[int, Snapsho
     failed = {} if clients.runs_ahead else _diverged(answered, round_)
     going = [run for run in runs if run.number not in failed]
     servers = {run.number: run.aggregate(round_, answered[run.number]) for run in going}
+    for server in servers.values():
+        clients.check_server(round_, server)
     watch.passed("aggregate")
 
     # Evaluate the participants, or at regular rounds all clients.
@@ -376,7 +381,8 @@ def one_round(clients: Clients, runs: Sequence[Federation]) -> dict[int, Snapsho
     for run in going:
         if run.number not in failed:
             own = answered[run.number]
-            record = run.record(round_, asked[run.number], own, left_out[run.number], accuracy[run.number], seconds)
+            who, found_there = due[run.number].who, accuracy[run.number]
+            record = run.record(round_, asked[run.number], own, left_out[run.number], who, found_there, seconds)
             found[run.number] = run.after(round_, servers[run.number], record)
     return found
 
@@ -462,7 +468,8 @@ def _measure_all_at_the_end(clients: Clients, runs: Sequence[Federation]) -> Non
     for run in runs:
         *earlier, record = run.now.records
         accuracy = RoundAccuracy(participants=record.accuracy.participants, all=_means(found[run.number], run.everyone))
-        run.now = replace(run.now, records=(*earlier, record.model_copy(update={"accuracy": accuracy})))
+        measured = {"accuracy": accuracy, "not_evaluated": _missing(found[run.number], run.everyone)}
+        run.now = replace(run.now, records=(*earlier, record.model_copy(update=measured)))
         if run.folder:
             run.folder.write_records(run.now)
             run.folder.save(run.now, run.save_states)
@@ -477,6 +484,12 @@ def _diverged(answered: Mapping[int, Sequence[Reply]], round_: Round) -> dict[in
                 found[number] = DivergedError.of(reply.client, round_.index + 1, what)
                 break
     return found
+
+
+def _missing(accuracy: Accuracies, due: Sequence[int]) -> list[int] | None:
+    """Those of the clients due that were not evaluated; None if all were."""
+    evaluated = {client for modes in accuracy.values() for of_clients in modes.values() for client in of_clients}
+    return [client for client in due if client not in evaluated] or None
 
 
 def _means(accuracy: Accuracies, clients: Iterable[int]) -> Means | None:

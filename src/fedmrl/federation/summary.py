@@ -39,6 +39,7 @@ def summarise(recipe: Recipe, roster: Roster, snapshot: Snapshot, final: Accurac
     """The result of a finished run, of the clients that could be evaluated at its end."""
     records = snapshot.records
     evaluated = final[recipe.headline_view][recipe.headline_mode]
+    missing = [client for client in roster if client not in evaluated]
     roster = {client: own for client, own in roster.items() if client in evaluated}
 
     def scores(whose: Whose) -> ByView[Scores]:
@@ -66,6 +67,7 @@ def summarise(recipe: Recipe, roster: Roster, snapshot: Snapshot, final: Accurac
         seconds={stage: sum(record.seconds.get(stage, 0.0) for record in records) for stage in STAGES},
         clients=client_rows(recipe, roster, snapshot, final),
         split=samples_by_class(roster),
+        not_evaluated=missing or None,
         records=records,
     )
 

@@ -21,7 +21,7 @@ from fedmrl.federation.launch import pick_device
 from fedmrl.federation.setup import prepare_alone
 from fedmrl.files import sha256_of_text
 from fedmrl.flower.audit import Audit, Passed
-from fedmrl.flower.checks import Messages, Refused, approved_recipe, refuse
+from fedmrl.flower.checks import Messages, Refused, approved_recipe, check_data, refuse
 from fedmrl.flower.client_config import Organisation
 from fedmrl.flower.frame import Arrays, FrameError
 from fedmrl.flower.listener import Listener
@@ -199,6 +199,7 @@ class _Run:
         self.client, self.states = hello.client, states
         bounds = organisation.config.bounds
         self.recipe = approved_recipe(hello.recipe, bounds)
+        check_data(self.recipe, organisation)
         data, member = organisation.member(self.recipe.seed, self.client)
         device = pick_device(organisation.config.device)
         try:

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from fedmrl.config import Recipe, parse_recipe, path_keys
+from fedmrl.data.sources import AtClients
 from fedmrl.engines import Setting
 from fedmrl.errors import UserError
 from fedmrl.files import sha256_of_text
-from fedmrl.flower.client_config import Bounds
+from fedmrl.flower.client_config import Bounds, Organisation
 from fedmrl.flower.protocol import Reason, TravellingTensor
 from fedmrl.messages import MessageForm, TensorForm, Tensors, UpTo, check_form
 from fedmrl.registry import loading_nothing
@@ -75,6 +76,20 @@ def _check_recipe(recipe: Recipe, bounds: Bounds) -> None:
     least, most = bounds.min_batch_size, bounds.max_batch_size
     if not least <= training.batch_size <= most:
         raise refuse(f"training.batch_size is {training.batch_size}; this client takes {least} to {most}")
+
+
+def check_data(recipe: Recipe, organisation: Organisation) -> None:
+    """Raises `Refused` for a recipe that is for data of another shape, or with other classes, than the organisation's.
+
+    An organisation that gives only the number of its classes takes any names.
+    """
+    if not isinstance(data := recipe.data, AtClients):
+        return
+    if tuple(data.shape) != organisation.samples.x.shape[1:]:
+        raise refuse(f"the recipe is for samples of shape {tuple(data.shape)}, and this client's have another")
+    own = organisation.config.classes
+    if own != (data.classes if isinstance(own, list) else len(data.classes)):
+        raise refuse(f"the recipe is for {len(data.classes)} classes, and this client's are not the same")
 
 
 class Messages:

@@ -2,19 +2,19 @@
 
 import json
 import math
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from time import monotonic, sleep
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from pydantic import Field
 
 from fedmrl.config import Recipe
 from fedmrl.engines import Terms
-from fedmrl.errors import UserError
+from fedmrl.errors import UserCodeError, UserError
 from fedmrl.federation.clients import Clients, Enrolled, NoReply, Reply, Request, Roster, Score
-from fedmrl.files import write_whole
+from fedmrl.files import check_sha256, sha256_of_json, write_whole
 from fedmrl.flower import protocol
 from fedmrl.flower.frame import FrameError
 from fedmrl.flower.grid import Post, Unanswered
@@ -22,9 +22,14 @@ from fedmrl.flower.protocol import Evaluate, EvaluateOk, Failure, Hello, HelloOk
 from fedmrl.flower.registration import Registered
 from fedmrl.flower.server_config import ServerConfig
 from fedmrl.flower.server_folder import for_clients
+from fedmrl.guard import is_line
 from fedmrl.messages import Tensors, check_form
 from fedmrl.methods import Round
 from fedmrl.schema import Part, checked, parsed, read_text
+
+_FIRST_HELLO, _LATER_HELLO = 120.0, 20.0
+"""Seconds to reply to a hello: before the first round, and between two, when the other clients wait."""
+_FIRST_PAUSE, _LAST_PAUSE = 30.0, 1800.0  # seconds before a client that failed to greet is greeted again
 
 T = TypeVar("T", HelloOk, TrainOk, EvaluateOk)
 
@@ -48,15 +53,26 @@ class Joined(Part):
 
 
 class Members(Part):
-    """`federation.json` in a run's folder: the run's name at the clients, and those who have joined, by number."""
+    """`federation.json` in a run's folder: the run's name at the clients, and those who have joined, by number.
+
+    It has its own SHA-256, not one in the checkpoint, as clients join between a round's checkpoint and the next.
+    """
 
     run: str
     clients: dict[int, Joined] = Field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path) -> "Members":
-        """Reads the file back."""
-        return checked(path, cls, _numbers_as_keys(parsed(path, read_text(path))))
+        """Reads the file back; raises `UserError` if it is not as it was written."""
+        plain = parsed(path, read_text(path))
+        written = plain.pop("sha256", None) if isinstance(plain, dict) else None
+        check_sha256(path, sha256_of_json(plain) if written else "", str(written or "-"))
+        return checked(path, cls, _numbers_as_keys(plain))
+
+    def write(self, path: Path) -> None:
+        """Writes the file."""
+        plain = self.model_dump(mode="json")
+        write_whole(path, json.dumps({**plain, "sha256": sha256_of_json(plain)}, indent=1) + "\n")
 
 
 def _numbers_as_keys(plain: Any) -> Any:
@@ -66,8 +82,23 @@ def _numbers_as_keys(plain: Any) -> Any:
     return plain
 
 
+def _norm(tensors: Iterable[torch.Tensor]) -> float:
+    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors))
+
+
 class _BadReplyError(Exception):
-    """A reply that does not count; the message says why, as a clause about the client."""
+    """A reply that does not count; the message says why, as a clause about the client, in one line."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(protocol.one_line(reason))
+
+
+class _Refused(NamedTuple):
+    """A client whose last hello failed: why, and when it is greeted again, after ever longer pauses."""
+
+    reason: str
+    pause: float
+    until: float
 
 
 class _StrangerError(_BadReplyError):
@@ -98,10 +129,13 @@ class FlowerClients(Clients):
         self._text = for_clients(recipe).to_toml()
         start = terms.server_start(self.device)
         self._form = terms.method.upload_form(terms.common, start, terms.dtype)
+        self._answer_form = terms.method.answer_form(terms.common, start, terms.dtype)
         self.members = members
         self.file: Path | None = None
         """Where the members are written when some have joined."""
         self._greeted: set[int] = set()
+        self._refused: dict[int, _Refused] = {}
+        """These clients are asked for nothing but a hello."""
 
     # ---- joining ----
 
@@ -109,11 +143,10 @@ class FlowerClients(Clients):
         """See `Clients`."""
         return {number: joined.enrolled() for number, joined in sorted(self.members.clients.items())}
 
-    def admit(self) -> list[int]:
-        """Lets connected clients that have not joined do so; returns their numbers."""
-        new = [number for number in self._post.connected() if number not in self._greeted]
+    def admit(self, seconds: float = _LATER_HELLO) -> list[int]:
+        """Lets connected clients that have not joined do so, in at most this time; returns their numbers."""
         joined = dict(self.members.clients)
-        for number, greeting in self._hello(new).items():
+        for number, greeting in self._hello(self._new(), seconds).items():
             if isinstance(greeting, Unanswered):
                 self._tell(f"{self._called(number)} {greeting.reason}; it does not take part")
             elif number not in joined:
@@ -130,38 +163,50 @@ class FlowerClients(Clients):
     def write_members(self) -> None:
         """Writes `federation.json`, if the run has a folder."""
         if self.file is not None:
-            write_whole(self.file, json.dumps(self.members.model_dump(mode="json"), indent=1) + "\n")
+            self.members.write(self.file)
 
     def gather(self, least: int, seconds: float) -> None:
-        """Waits until all registered clients have joined, or for this time; raises `UserError` if fewer than `least` have."""
-        until = time.monotonic() + seconds
+        """Waits until all registered clients have joined, or for this time; raises `UserError` if fewer than `least` have.
+
+        A client that joined before the run was interrupted counts once it has taken up the run again.
+        """
+        until = monotonic() + seconds
         while True:
-            self.admit()
-            here = len(self.members.clients)
-            if here >= len(self._registered()) or time.monotonic() >= until:
+            self.admit(_FIRST_HELLO)
+            here = len(self._greeted)
+            if here >= len(self._registered()) or monotonic() >= until:
                 break
-            time.sleep(1)
+            sleep(1)
         if here < least:
             raise UserError(
                 f"{here} of {len(self._registered())} registered clients have joined within {seconds:g} seconds, and a round "
                 f"needs {least}; start the others, or lower min_clients"
             )
 
-    def _hello(self, numbers: Sequence[int]) -> dict[int, Joined | Unanswered]:
+    def _new(self) -> list[int]:
+        """The connected clients that have not been greeted, but for those whose last hello failed lately."""
+        waiting = {number for number, refused in self._refused.items() if monotonic() < refused.until}
+        return sorted(self._post.connected().keys() - self._greeted - waiting)
+
+    def _hello(self, numbers: Sequence[int], seconds: float) -> dict[int, Joined | Unanswered]:
         """Begins or goes on with the run at these clients."""
         if not numbers:
             return {}
         requests = {number: Hello(run=self.members.run, client=number, recipe=self._text) for number in numbers}
         frames = {number: protocol.to_bytes(request) for number, request in requests.items()}
-        replies = self._post.exchange(frames, "query", "hello", min(self._config.round_seconds, 120))
+        replies = self._post.exchange(frames, "query", "hello", min(self._config.round_seconds, seconds))
         found: dict[int, Joined | Unanswered] = {}
         for number, reply in replies.items():
             try:
                 hello, _ = self._read(HelloOk, requests[number].id, reply)
                 found[number] = self._joined(number, hello)
                 self._greeted.add(number)
+                self._refused.pop(number, None)
             except _BadReplyError as bad:
                 found[number] = Unanswered(str(bad))
+                self._greeted.discard(number)
+                pause = min(2 * self._refused[number].pause, _LAST_PAUSE) if number in self._refused else _FIRST_PAUSE
+                self._refused[number] = _Refused(str(bad), pause, monotonic() + pause)
         return found
 
     def _joined(self, number: int, hello: HelloOk) -> Joined:
@@ -170,13 +215,27 @@ class FlowerClients(Clients):
             raise _BadReplyError(f"calls itself {hello.name[:80]!r}, and its key is registered as {registered}")
         if not hello.train or not hello.test:
             raise _BadReplyError("has no training or no test samples")
-        classes = None
-        if hello.classes is not None:
-            classes = {int(label): count for label, count in hello.classes.items() if label.isdecimal()}
-        joined = Joined(name=hello.name, model=hello.model[:200], train=hello.train, test=hello.test, classes=classes)
+        most = self._config.max_samples
+        for kind, count in (("training", hello.train), ("test", hello.test)):
+            if count > most:
+                raise _BadReplyError(f"has {count:,} {kind} samples, and at most {most:,} are taken")
+        if not is_line(hello.model) or len(hello.model) > 200:
+            raise _BadReplyError("calls its model something that is no short line of text")
+        joined = Joined(name=hello.name, model=hello.model, train=hello.train, test=hello.test, classes=self._classes(hello))
         if (before := self.members.clients.get(number)) is not None and before != joined:
             raise _BadReplyError("has other data or another model than when it joined this run")
         return joined
+
+    def _classes(self, hello: HelloOk) -> dict[int, int] | None:
+        """The client's training samples by class, if it tells them."""
+        if hello.classes is None:
+            return None
+        labels = {str(label): label for label in range(self._terms.common.classes)}
+        if not hello.classes.keys() <= labels.keys():
+            raise _BadReplyError("names classes that the recipe does not have")
+        if (counted := sum(hello.classes.values())) != hello.train:
+            raise _BadReplyError(f"counts {counted:,} training samples by class, and has {hello.train:,}")
+        return {labels[label]: count for label, count in hello.classes.items()}
 
     def _called(self, number: int) -> str:
         return next((client.name for client in self._registered() if client.number == number), f"client {number}")
@@ -190,7 +249,7 @@ class FlowerClients(Clients):
             asked = [request for request in requests if not isinstance(found.get(request.client), Reply)]
             found |= self._train_once(round_, asked)
             good = sum(isinstance(reply, Reply) for reply in found.values())
-            if good >= self._config.min_clients:
+            if not (lack := self._lack(good, len(requests))):
                 return [found[request.client] for request in requests]
             for none in found.values():
                 if isinstance(none, NoReply):
@@ -199,11 +258,25 @@ class FlowerClients(Clients):
                 self._tell(
                     f"round {round_.index + 1} has {good} good replies; trying again in {self._config.pause_seconds:g} s"
                 )
-                time.sleep(self._config.pause_seconds)
+                sleep(self._config.pause_seconds)
         raise TooFewReplies(
-            f"round {round_.index + 1} has {good} good replies and needs {self._config.min_clients}, after "
+            f"round {round_.index + 1} has {good} good replies{lack}, after "
             f"{self._config.attempts} attempts; the rounds before it are kept, so resume when the clients are back"
         )
+
+    def _lack(self, good: int, asked: int) -> str:
+        """What so many good replies lack, as a clause; nothing if they are enough."""
+        # Of the clients that a round asks, some may not have joined yet.
+        if good < (least := min(self._config.min_clients, asked)):
+            return f" and needs {least}"
+        try:
+            if asked:
+                self._terms.aggregation.check(good)
+        except UserCodeError:
+            raise
+        except UserError as error:
+            return f", too few for its rule ({error})"
+        return ""
 
     def _sentence(self, none: NoReply, round_: Round) -> str:
         return f"client {none.client} ({self._called(none.client)}), round {round_.index + 1}: it {none.reason}; left out"
@@ -237,7 +310,7 @@ class FlowerClients(Clients):
         for name, tensor in upload.items():
             if not torch.isfinite(tensor).all():
                 raise _BadReplyError(f"sent {name} with values that are NaN or infinite")
-        norm = math.sqrt(sum(float(tensor.double().square().sum()) for tensor in upload.values()))
+        norm = _norm(upload.values())
         if not norm <= self._config.max_norm:
             raise _BadReplyError(f"sent an upload of norm {norm:.3g}, and at most {self._config.max_norm:.3g} is taken")
         self._check_counts(client, "own", trained.correct, self._recipe.recorded_modes)
@@ -251,6 +324,20 @@ class FlowerClients(Clients):
         tested = self.members.clients[client].test
         if any(count > tested for count in counts.values()):
             raise _BadReplyError(f"counts more correct predictions than its {tested} test samples")
+
+    def check_server(self, round_: Round, server: Tensors) -> None:
+        """See `Clients`: what the server would send must be finite, of the method's form, and of a norm that clients take."""
+        what = f"round {round_.index + 1} gives a state that clients would refuse"
+        kept = "the rounds before it are kept; see to its uploads and max_norm, then resume"
+        for client in self.members.clients:
+            content = self._terms.method.answer(server, client, round_.index)
+            try:
+                check_form(content, self._answer_form)
+            except UserError as error:
+                raise UserError(f"{what} ({error}); {kept}") from error
+            norm = _norm(tensor for tensor in content.values() if tensor.is_floating_point())
+            if not norm <= self._config.max_norm:
+                raise UserError(f"{what} (it has norm {norm:.3g}, and max_norm is {self._config.max_norm:.3g}); {kept}")
 
     def evaluate(self, requests: Sequence[Request], modes: Sequence[str]) -> list[Score]:
         """See `Clients`; raises `UserError` if no client replies."""
@@ -284,14 +371,21 @@ class FlowerClients(Clients):
     def _ask(
         self, kind: type[T], messages: Mapping[int, tuple[protocol.Request, Tensors]], name: str, group: str
     ) -> dict[int, tuple[T, Tensors] | Unanswered]:
-        """Each client's typed reply, in the order of the messages; a client that asks for `hello` first gets it."""
-        until = time.monotonic() + self._config.round_seconds
-        found, strangers = self._ask_once(kind, messages, name, group, self._config.round_seconds)
+        """Each client's typed reply, in the order of the messages; a client that is new or asks for it gets a `hello` first."""
+        until = monotonic() + self._config.round_seconds
+        if messages.keys() - self._greeted:
+            self._hello([number for number in self._new() if number in messages], _LATER_HELLO)
+        found: dict[int, tuple[T, Tensors] | Unanswered] = {
+            number: Unanswered(self._refused[number].reason) for number in messages if number in self._refused
+        }
+        asked = {number: message for number, message in messages.items() if number not in found}
+        replies, strangers = self._ask_once(kind, asked, name, group, self._config.round_seconds)
+        found |= replies
         if strangers:  # their agents were started again
-            greeted = self._hello(sorted(strangers))
+            greeted = self._hello(sorted(strangers), _FIRST_HELLO)
             found |= {number: reply for number, reply in greeted.items() if isinstance(reply, Unanswered)}
             known = {number: messages[number] for number in strangers - found.keys()}
-            again, strangers = self._ask_once(kind, known, name, group, max(until - time.monotonic(), 1.0))
+            again, strangers = self._ask_once(kind, known, name, group, max(until - monotonic(), 1.0))
             found |= again | {number: Unanswered("does not know this run, even after a hello") for number in strangers}
         return {number: found[number] for number in messages}
 

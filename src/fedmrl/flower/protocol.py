@@ -122,8 +122,8 @@ class EvaluateOk(Message):
     correct: dict[Literal["own", "aggregated"], dict[str, Whole]]
 
 
-def _one_line(sentence: str) -> str:
-    """The sentence without what would disturb a log or a terminal, as it may quote the request."""
+def one_line(sentence: str) -> str:
+    """The sentence without what would disturb a log or a terminal, as it may quote the other side."""
     shown = "".join(letter if letter.isprintable() else "?" for letter in sentence)
     return shown if len(shown) <= 500 else f"{shown[:500]}…"
 
@@ -133,7 +133,7 @@ class Failure(Message):
 
     type: Literal["error"] = "error"
     reason: Reason
-    sentence: Annotated[str, AfterValidator(_one_line)]
+    sentence: Annotated[str, AfterValidator(one_line)]
 
 
 Request = Hello | Train | Evaluate

@@ -32,9 +32,11 @@ class ServerConfig(BaseModel):
     pause_seconds: Annotated[float, Field(ge=0)] = 60
     """The pause before a round is tried again."""
     max_norm: Annotated[float, Field(gt=0)] = 1e4
-    """The largest norm of an upload. Not above the clients' `max_received_norm`, or they refuse what is averaged from it."""
+    """The largest norm of an upload, and of a round's result. Not above the clients' `max_received_norm`, or they refuse what is averaged from it."""
     max_megabytes: Annotated[float, Field(gt=0)] = 64
     """The largest reply."""
+    max_samples: Annotated[int, Field(ge=1)] = 1_000_000
+    """The most training or test samples of a client, whose number weighs its upload."""
 
 
 TEMPLATE = """\
@@ -52,6 +54,7 @@ pause_seconds = 60         # the pause before a round is tried again
 
 max_norm = 1e4             # an upload with a larger norm is left out; not above the clients' bounds.max_received_norm
 max_megabytes = 64         # so is a larger reply
+max_samples = 1_000_000    # a client that says it has more training or test samples does not join
 """
 
 

@@ -4,6 +4,7 @@ import re
 import secrets
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from flwr.serverapp import Grid
 
@@ -29,6 +30,26 @@ def check_name(name: str) -> None:
         raise UserError(f"{name!r} is no name of a run; use letters, digits, hyphens and underscores, at most 48")
 
 
+def check_rounds(recipe: Recipe, least: int) -> None:
+    """Raises `UserError` if a round of all clients would ask fewer than `least`, or too few for the aggregation rule."""
+    fewest = min(map(len, schedule(recipe)))
+    if fewest < least:
+        raise UserError(
+            f"a round asks {fewest} of {recipe.clients} clients, and min_clients is {least}; raise participation, or lower "
+            "min_clients"
+        )
+    recipe.aggregation.check(fewest)
+
+
+def known_members(file: Path) -> Members | None:
+    """The members of a run that has begun, else None; raises `UserError` if its rounds are there and they are not."""
+    if file.exists():
+        return Members.read(file)
+    if (records := file.parent / "rounds.jsonl").exists() and records.stat().st_size:
+        raise UserError(f"{file} is missing, which says who takes part; restore it from a backup, or start a new run")
+    return None
+
+
 def serve(grid: Grid, server: ServerFolder, name: str, tell: Callable[[str], None]) -> Outcome:
     """Runs the recipe that is stored under this name to its end, or goes on with the run of this name."""
     check_name(name)
@@ -41,9 +62,10 @@ def serve(grid: Grid, server: ServerFolder, name: str, tell: Callable[[str], Non
         raise UserError(
             f"{name}: data must be {{name = 'at-clients', shape = […], classes = […]}}; 'federation run' writes it so"
         )
+    check_rounds(recipe, config.min_clients)
     terms = terms_elsewhere(recipe, data.shape, data.classes)
     file = path / MEMBERS
-    members = Members.read(file) if file.exists() else Members(run=f"{name}-{secrets.token_hex(4)}")
+    members = known_members(file) or Members(run=f"{name}-{secrets.token_hex(4)}")
     post = Post(grid, server.registered)
     clients = FlowerClients(post, server.registered, recipe, terms, config, members, tell)
     folder = RunFolder.reopen(path, recipe, []) if resumes else None
@@ -84,4 +106,4 @@ def _line(record: Record, recipe: Recipe) -> str:
     return f"round {record.round} of {recipe.rounds}: {came} of {asked} clients{loss}{left_out}"
 
 
-__all__ = ["MEMBERS", "check_name", "serve"]
+__all__ = ["MEMBERS", "check_name", "check_rounds", "known_members", "serve"]

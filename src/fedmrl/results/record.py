@@ -35,6 +35,8 @@ class Record(Part):
     """The clients that replied."""
     left_out: list[LeftOut] = Field(default_factory=list)
     """The clients whose replies do not count, with the reasons; those that sent none at all are only in `asked`."""
+    not_evaluated: list[int] | None = None
+    """The clients that were to be evaluated after this round and gave no counts; None if there are none."""
     loss: float | None
     """The mean over the participants; None if no client replied."""
     accuracy: RoundAccuracy

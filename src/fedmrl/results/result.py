@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, RootModel, model_validator
 
 from fedmrl.config import Recipe, recipe_of_run, settings_of
 from fedmrl.errors import DivergedError, UserError
-from fedmrl.files import check_sha256, output_path, sha256_of_bytes, sha256_of_text
+from fedmrl.files import check_sha256, output_path, sha256_of_bytes, sha256_of_json, sha256_of_text
 from fedmrl.results.accuracy import Accuracy, ByMode, ByView, LastAndBest, Whose
 from fedmrl.results.costs import Target
 from fedmrl.results.leaves import Leaves
@@ -155,7 +155,7 @@ class _Outcome(Part):
     def to_json(self, files: Mapping[str, str] | None = None) -> str:
         """The text of `summary.json`: the plain data, the SHA-256 of `files` by name, and the SHA-256 of all of this."""
         plain = self.plain() | ({"files": dict(files)} if files else {})
-        return json.dumps({**plain, "sha256": _digest(plain)}, indent=2) + "\n"
+        return json.dumps({**plain, "sha256": sha256_of_json(plain)}, indent=2) + "\n"
 
     def plain(self) -> dict[str, Any]:
         """The result as plain data."""
@@ -207,6 +207,8 @@ class RunResult(_Outcome):
     clients: ClientResults
     split: list[dict[Annotated[int, Field(strict=False)], int]] | None = None
     """Each client's training samples by class; None in runs of version 0.1."""
+    not_evaluated: list[int] | None = None
+    """The clients that gave no counts at the end, so that no mean has them; None if there are none."""
     leaves: Leaves | None = None
     """What leaves a client and what stays; None in older runs and for methods that do not declare it."""
     states_sha256: str | None = None
@@ -305,7 +307,7 @@ def read_summary(path: Path) -> Any:
     plain = parsed(path, read_text(path))
     if isinstance(plain, dict) and "sha256" in plain:
         rest = {key: value for key, value in plain.items() if key != "sha256"}
-        if plain["sha256"] != _digest(rest):
+        if plain["sha256"] != sha256_of_json(rest):
             raise UserError(f"{path} is damaged or was changed: its SHA-256 does not match; run it again into another folder")
     return plain
 
@@ -318,10 +320,6 @@ def check_files(folder: Path, written: Mapping[str, str], rounds: int) -> None:
         if name == "rounds.jsonl":  # what comes after these rounds is not read
             content = b"".join(content.splitlines(keepends=True)[:rounds])
         check_sha256(path, sha256_of_bytes(content), digest)
-
-
-def _digest(plain: Mapping[str, Any]) -> str:
-    return sha256_of_text(json.dumps(plain, sort_keys=True))
 
 
 def read_outcome(folder: Path) -> Outcome:
