@@ -16,6 +16,7 @@ from fedmrl.errors import UserError
 from fedmrl.flower.certificates import make_certificates, make_node_key
 from fedmrl.flower.client_folder import ClientFolder
 from fedmrl.flower.deal import deal
+from fedmrl.flower.registration import register
 from fedmrl.flower.server_config import read_config
 from fedmrl.flower.server_folder import ServerFolder
 
@@ -168,6 +169,20 @@ def test_a_run_that_is_not_there_cannot_be_resumed(tmp_path):
     ServerFolder.create(tmp_path / "s", ["localhost"])
     with pytest.raises(UserError, match="there is no run old to resume"):
         fedmrl("federation", "run", "--resume", "old", "--server", tmp_path / "s")
+
+
+@pytest.mark.parametrize("name", ["../../x", "a b", "", "-a", "a" * 49])
+@pytest.mark.parametrize(
+    "words", [["run", "quickstart", "--name"], ["run", "--resume"], ["results"], ["status", "--log"]], ids=" ".join
+)
+def test_what_cannot_name_a_run_is_refused_before_anything_is_written(tmp_path, words, name):
+    server = ServerFolder.create(tmp_path / "s", ["localhost"], "127.0.0.1", 1)
+    register(server.clients, "north", "0" * 64)
+    before = sorted(tmp_path.rglob("*"))
+    option = [*words[:-1], f"{words[-1]}={name}"] if words[-1].startswith("--") else [*words, "--", name]
+    with pytest.raises(UserError, match="is no name of a run"):
+        fedmrl("federation", *option[:1], "--server", server.path, *option[1:])
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_registering_without_a_running_server_registers_nothing(tmp_path):

@@ -176,7 +176,7 @@ def federation_run(
         started, chosen = opened.run(resume), resume
     else:
         named = load_named(recipe or "", settings or [], imports=imports or [], on_notice=notice)
-        chosen = name or opened.free_name(f"{Path(named.name).stem}-{named.recipe.method.name}")
+        chosen = name if name is not None else opened.free_name(f"{Path(named.name).stem}-{named.recipe.method.name}")
         started = opened.run(chosen, run_recipe(named.recipe, len(opened.registered())))
     say(f"{chosen} has started, as Flower's run {started}.")
     say(f"How it goes: fedmrl federation status --server {folder}")
@@ -214,7 +214,7 @@ def federation_results(
     from fedmrl.flower.server_folder import ServerFolder
     from fedmrl.results import RunResult
 
-    path = ServerFolder.opened(folder).runs / name
+    path = ServerFolder.opened(folder).run_folder(name)
     result = RunResult.read(path)
     print_json({"folder": str(path), **result.plain()}) if as_json else render.one_run(result.recipe, result, path)
 
