@@ -130,6 +130,12 @@ def test_client_check_tells_what_the_client_would_refuse(dealt):
         fedmrl("client", "check", path, "--recipe", file)
 
 
+def test_client_start_without_a_connection_starts_nothing(dealt, monkeypatch):
+    monkeypatch.setattr("fedmrl.flower.client_folder.Agent", pytest.fail)
+    with pytest.raises(UserError, match=r"connection\.toml cannot be read .* 'fedmrl client init'"):
+        fedmrl("client", "start", dealt[2][0])
+
+
 def test_client_audit_of_a_client_that_never_ran_is_empty(dealt):
     _, _, (path, *_) = dealt
     assert fedmrl("client", "audit", path, "--json").stdout.strip() == "[]"

@@ -4,7 +4,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Event, Thread
 from typing import NamedTuple, Self
@@ -140,10 +140,11 @@ class ClientFolder:
 
 def serve(client: ClientFolder, agent_only: bool = False) -> None:
     """Runs a client's agent, and its SuperNode, until it is told to stop."""
+    node_command = None if agent_only else client.supernode()  # read first, so that a mistake in it starts nothing
     with Agent(load_organisation(client.config_file)) as agent:
         stopped = Event()
-        node = Thread(target=_keep_running, args=(client, stopped), name="supernode")
-        if not agent_only:
+        node = Thread(target=_keep_running, args=(*node_command, stopped), name="supernode") if node_command else None
+        if node is not None:
             node.start()
         try:
             agent.serve()
@@ -151,14 +152,13 @@ def serve(client: ClientFolder, agent_only: bool = False) -> None:
             pass
         finally:
             stopped.set()
-            if not agent_only:
+            if node is not None:
                 node.join()
 
 
-def _keep_running(client: ClientFolder, stopped: Event) -> None:
+def _keep_running(command: Sequence[str], env: Mapping[str, str], stopped: Event) -> None:
     """Runs the SuperNode, and starts it again if it ends: the server refuses a key that was in use a minute ago."""
     while not stopped.is_set():
-        command, env = client.supernode()
         process = subprocess.Popen(command, env=dict(env), stdin=subprocess.DEVNULL, start_new_session=True)
         while process.poll() is None and not stopped.wait(0.5):
             pass
