@@ -139,7 +139,7 @@ def client_audit(
     from fedmrl.flower.audit import table as audit_rows
     from fedmrl.flower.client_folder import ClientFolder
 
-    entries = read_audit(Path(ClientFolder.opened(folder).config().state))
+    entries = read_audit(Path(ClientFolder.opened(folder).config().state), notice)
     if as_json:
         print_json(entries)
         return
