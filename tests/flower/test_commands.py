@@ -3,9 +3,11 @@
 import stat
 import subprocess
 import sys
+import tomllib
 
 import numpy as np
 import pytest
+import tomli_w
 from tiny import tiny_recipe
 from typer.testing import CliRunner
 
@@ -120,6 +122,39 @@ def test_client_check_says_what_would_leave(dealt):
     assert "a round of FedMRL works" in done.stdout
     assert "small.header.weight" in done.stdout and "local." not in done.stdout
     assert not (path / "state").exists()
+
+
+def test_client_check_without_a_recipe_says_that_nothing_was_trained(dealt):
+    assert "No step was trained; give --recipe" in " ".join(fedmrl("client", "check", dealt[2][0]).stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"socket": "s" * 200}, "longer than the 107 bytes"),
+        ({"socket": "client.toml"}, "another file"),
+        ({"socket_group": "no such group"}, "there is no such group"),
+        ({"threads": 1025}, "threads is 1025"),
+        ({"classes": ["a", "a"]}, "'a' twice"),
+        ({"model": "own.py:make"}, "does not run on an input of shape"),
+    ],
+    ids=str,
+)
+def test_client_check_finds_what_would_stop_the_client_later(dealt, change, words):
+    toml = dealt[2][0] / "client.toml"
+    code = "from torch import nn\ndef make(): return nn.Sequential(nn.Flatten(), nn.Linear(7, 2))"
+    (toml.parent / "own.py").write_text(code)
+    toml.write_text(tomli_w.dumps({**tomllib.loads(toml.read_text()), **change}))
+    with pytest.raises(UserError, match=words):
+        fedmrl("client", "check", toml.parent)
+
+
+def test_client_check_refuses_data_without_test_samples(dealt):
+    path = dealt[2][0]
+    with np.load(path / "data.npz") as arrays:
+        np.savez(path / "data.npz", x=arrays["x"][:1], y=arrays["y"][:1])
+    with pytest.raises(UserError, match="give at least one of each"):
+        fedmrl("client", "check", path)
 
 
 def test_client_check_tells_what_the_client_would_refuse(dealt):

@@ -100,7 +100,7 @@ def client_check(
 ) -> None:
     """Try a client without the network.
 
-    Reads the data, builds the model, trains it for a step, and says what would leave.
+    Reads the data and builds the model. With --recipe, it also trains the model and says what would leave.
     """
     from fedmrl.config import load_named
     from fedmrl.flower.client_folder import ClientFolder

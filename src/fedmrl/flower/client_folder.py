@@ -23,6 +23,7 @@ from fedmrl.flower.agent import Agent
 from fedmrl.flower.certificates import make_node_key
 from fedmrl.flower.checks import Messages, Refused, approved_recipe
 from fedmrl.flower.client_config import ClientConfig, load_organisation, read_config, template
+from fedmrl.flower.listener import check_socket
 from fedmrl.flower.server_folder import for_clients, run_recipe
 from fedmrl.messages import copy
 from fedmrl.methods import Round
@@ -105,14 +106,19 @@ class ClientFolder:
             raise UserError(f"{path} is no TOML ({error})") from error
 
     def check(self, recipe: Recipe | None = None) -> "Checked":
-        """Reads the data, builds the model and trains it for a step in this recipe; raises `UserError` for what is wrong."""
+        """Reads the data, builds the model, and trains it for a round of this recipe, if one is given; raises `UserError` for
+        what is wrong.
+        """
         organisation = load_organisation(self.config_file)
+        check_socket(organisation.config)
+        organisation.member(0, 0)  # has training and test samples
+        organisation.try_model()
         x, y = organisation.samples.x, organisation.samples.y
         lines = [
             f"{self.config_file} is in order: {len(y)} samples of shape {list(x.shape[1:])}, model {organisation.model.label}"
         ]
         if recipe is None:
-            return Checked(lines, [])
+            return Checked([*lines, "No step was trained; give --recipe to train one and to see what would leave"], [])
         recipe = for_clients(run_recipe(recipe, recipe.clients))
         try:
             approved = approved_recipe(recipe.to_toml(), organisation.config.bounds)
