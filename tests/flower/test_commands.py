@@ -1,5 +1,6 @@
 """The commands of federations over a network, as far as they need no running server."""
 
+import socket
 import stat
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from fedmrl.errors import UserError
 from fedmrl.flower.certificates import make_certificates, make_node_key
 from fedmrl.flower.client_folder import ClientFolder
 from fedmrl.flower.deal import deal
+from fedmrl.flower.local import free_ports
 from fedmrl.flower.registration import register
 from fedmrl.flower.server_config import read_config
 from fedmrl.flower.server_folder import ServerFolder
@@ -88,6 +90,28 @@ def test_a_folder_that_is_none_is_named(tmp_path, words):
     command, rest = words[:2], words[2:]
     with pytest.raises(UserError, match="folder"):
         fedmrl(*command, tmp_path, *rest)
+
+
+@pytest.fixture
+def used_port():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening.getsockname()[1]
+
+
+def test_server_start_on_a_port_in_use_says_so(tmp_path, used_port, monkeypatch):
+    monkeypatch.setattr("os.execve", pytest.fail)
+    ServerFolder.create(tmp_path / "s", ["localhost"], "127.0.0.1", used_port)
+    with pytest.raises(UserError, match=rf"port {used_port} of 127\.0\.0\.1 \(Address already in use\); .*server\.toml"):
+        fedmrl("server", "start", tmp_path / "s")
+
+
+def test_a_second_server_in_a_folder_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedmrl.cli.network._foreground", lambda *command: None)
+    (port,) = free_ports(1)
+    ServerFolder.create(tmp_path / "s", ["localhost"], "127.0.0.1", port)
+    fedmrl("server", "start", tmp_path / "s")
+    with pytest.raises(UserError, match="another server runs in"):
+        fedmrl("server", "start", tmp_path / "s")
 
 
 def test_client_init_makes_a_key_and_a_template_and_says_what_is_not_protected(tmp_path):

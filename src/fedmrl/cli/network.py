@@ -45,7 +45,9 @@ def server_start(folder: Folder) -> None:
     """Run the server until it is stopped."""
     from fedmrl.flower.server_folder import ServerFolder
 
-    _foreground(*ServerFolder.opened(folder).start())
+    opened = ServerFolder.opened(folder)
+    opened.lock()
+    _foreground(*opened.start())
 
 
 @server.command("register")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -104,6 +105,16 @@ def _program(name: str) -> str:
     if not path.exists():
         raise UserError(f"{name} is not installed beside this Python; install it by: pip install 'fedmrl[flower]'")
     return str(path)
+
+
+def check_port(host: str, port: int, advice: str) -> None:
+    """Raises `UserError` if a program cannot listen there; `advice` says what to do."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise UserError(f"cannot listen at port {port} of {host} ({reason}); {advice}") from error
 
 
 def stop(processes: Sequence["subprocess.Popen[bytes]"], patience: float = 10) -> None:

@@ -1,5 +1,6 @@
 """A server's folder, made by `fedmrl server init`: settings, certificates, registered clients, recipes and runs."""
 
+import fcntl
 import ipaddress
 import json
 import os
@@ -163,9 +164,21 @@ class ServerFolder:
 
     # ---- through Flower's programs ----
 
+    def lock(self) -> None:
+        """Locks the folder until this process ends, or the program that it becomes."""
+        folder = os.open(self.path, os.O_RDONLY)
+        os.set_inheritable(folder, True)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(folder)
+            raise UserError(f"another server runs in {self.path}; stop it first") from error
+
     def start(self) -> tuple[list[str], Mapping[str, str]]:
         """The command that starts the server, and its environment."""
         config = self.config()
+        advice = "stop the program that uses it, or change listen and port in server.toml"
+        programs.check_port(config.listen, config.port, advice)
         programs.connect(self.home, self.address, self.authority)
         command = programs.superlink(self.certificates, self.home / "superlink.db", config.listen, config.port)
         return command, {**programs.environment(self.home), FOLDER: str(self.path)}
