@@ -1,10 +1,14 @@
 """The commands of federations over a network, as far as they need no running server."""
 
+import os
+import signal
 import socket
 import stat
 import subprocess
 import sys
+import time
 import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -193,6 +197,41 @@ def test_client_start_without_a_connection_starts_nothing(dealt, monkeypatch):
     monkeypatch.setattr("fedmrl.flower.client_folder.Agent", pytest.fail)
     with pytest.raises(UserError, match=r"connection\.toml cannot be read .* 'fedmrl client init'"):
         fedmrl("client", "start", dealt[2][0])
+
+
+def test_client_start_on_a_port_in_use_says_what_may_hold_it(dealt, tmp_path, used_port, monkeypatch):
+    monkeypatch.setattr("fedmrl.flower.client_folder.Agent", pytest.fail)
+    make_certificates(tmp_path / "c", ["localhost"])
+    ca, path = tmp_path / "c" / "ca.crt", dealt[2][0]
+    fedmrl("client", "init", path, "--server", "localhost:1", "--ca", ca, "--port", used_port)
+    with pytest.raises(UserError, match=rf"port {used_port} .* a SuperNode that was left behind may hold it"):
+        fedmrl("client", "start", path)
+
+
+def test_a_supernode_ends_when_its_client_is_killed():
+    code = (
+        "from threading import Event, Thread; from fedmrl.flower.client_folder import _keep_running\n"
+        "Thread(target=_keep_running, args=(['sh', '-c', 'echo $$; exec sleep 100'], {}, Event())).start()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as client:
+        node = int(client.stdout.readline())
+        client.kill()
+    try:
+        until = time.monotonic() + 10
+        while (alive := _runs(node)) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert not alive
+    finally:
+        if _runs(node):
+            os.kill(node, signal.SIGKILL)
+
+
+def _runs(pid):
+    """Whether a process runs; one that has ended may wait for its parent to ask."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_client_audit_of_a_client_that_never_ran_is_empty(dealt):

@@ -147,6 +147,9 @@ class ClientFolder:
 def serve(client: ClientFolder, agent_only: bool = False) -> None:
     """Runs a client's agent, and its SuperNode, until it is told to stop."""
     node_command = None if agent_only else client.supernode()  # read first, so that a mistake in it starts nothing
+    if not agent_only:
+        advice = "a SuperNode that was left behind may hold it: end it, or change port in node/connection.toml"
+        programs.check_port("127.0.0.1", client.connection().port, advice)
     with Agent(load_organisation(client.config_file)) as agent:
         stopped = Event()
         node = Thread(target=_keep_running, args=(*node_command, stopped), name="supernode") if node_command else None
@@ -164,8 +167,9 @@ def serve(client: ClientFolder, agent_only: bool = False) -> None:
 
 def _keep_running(command: Sequence[str], env: Mapping[str, str], stopped: Event) -> None:
     """Runs the SuperNode, and starts it again if it ends: the server refuses a key that was in use a minute ago."""
+    tied = programs.ending_with_parent(command)
     while not stopped.is_set():
-        process = subprocess.Popen(command, env=dict(env), stdin=subprocess.DEVNULL, start_new_session=True)
+        process = subprocess.Popen(tied, env=dict(env), stdin=subprocess.DEVNULL, start_new_session=True)
         while process.poll() is None and not stopped.wait(0.5):
             pass
         programs.stop([process])
