@@ -36,6 +36,8 @@ def write_whole(path: Path, text: str) -> None:
 
 def user_path(text: str | Path, what: str) -> Path:
     """Expands `~` in a user's path; `what` names the path in errors."""
+    if "\0" in str(text):
+        raise UserError(f"{what} is {str(text)!r:.80}, and no path can have a null character; take it out")
     try:
         return Path(text).expanduser()
     except RuntimeError as error:

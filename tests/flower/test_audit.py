@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fedmrl import UserError
+from fedmrl.files import sha256_of_bytes
 from fedmrl.flower.audit import COLUMNS, Audit, Passed, read_audit, table
 
 ARRAYS = {"small.w": np.ones((2, 3), np.float32), "small.b": np.zeros(2)}
@@ -78,6 +79,23 @@ def test_a_line_that_a_crash_left_half_written_is_cut_off(tmp_path):
     path.write_bytes(whole + whole[:50])
     Audit(tmp_path)
     assert path.read_bytes() == whole
+
+
+def test_a_line_that_a_crash_left_half_written_is_told_and_the_rest_is_read(tmp_path):
+    path, told = filled(tmp_path), []
+    path.write_bytes(path.read_bytes() + b'{"time": ')
+    assert len(read_audit(tmp_path, told.append)) == 18
+    assert len(told) == 1 and "half written" in told[0]
+
+
+@pytest.mark.parametrize("changes", [{"direction": "up"}, {"bytes": None}, {"sha256": 3}, {"run": []}, {"shape": "2x3"}])
+def test_an_uncounted_line_that_is_no_entry_is_refused(tmp_path, changes):
+    path = filled(tmp_path)
+    *_, last = path.read_bytes().splitlines()
+    line = {**json.loads(last), "previous": sha256_of_bytes(last), **changes}
+    path.write_bytes(path.read_bytes() + json.dumps(line).encode() + b"\n")
+    with pytest.raises(UserError, match=r"audit\.jsonl: line 19 is no entry"):
+        read_audit(tmp_path)
 
 
 def test_lines_that_a_crash_left_uncounted_are_kept(tmp_path):

@@ -175,6 +175,12 @@ WRONG = [
 ]
 
 
+@pytest.mark.parametrize("key", ["state", "socket", "data"])
+def test_a_path_with_a_null_character_is_refused_by_its_key(client, key):
+    with pytest.raises(UserError, match=f"{key} is 'a.*null character"):
+        read_config(client(**{key: "a\0b"}))
+
+
 @pytest.mark.parametrize(("changes", "says"), WRONG, ids=[says for _, says in WRONG])
 def test_a_mistake_is_told_in_one_sentence_that_names_file_and_key(client, changes, says, tmp_path):
     with pytest.raises(UserError, match=says) as refused:

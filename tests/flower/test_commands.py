@@ -1,11 +1,18 @@
 """The commands of federations over a network, as far as they need no running server."""
 
+import os
+import signal
+import socket
 import stat
 import subprocess
 import sys
+import time
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
+import tomli_w
 from tiny import tiny_recipe
 from typer.testing import CliRunner
 
@@ -16,6 +23,7 @@ from fedmrl.errors import UserError
 from fedmrl.flower.certificates import fingerprint_in, make_certificates, make_node_key
 from fedmrl.flower.client_folder import ClientFolder
 from fedmrl.flower.deal import deal
+from fedmrl.flower.local import free_ports
 from fedmrl.flower.registration import register
 from fedmrl.flower.server_config import read_config
 from fedmrl.flower.server_folder import ServerFolder
@@ -88,6 +96,28 @@ def test_a_folder_that_is_none_is_named(tmp_path, words):
         fedmrl(*command, tmp_path, *rest)
 
 
+@pytest.fixture
+def used_port():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening.getsockname()[1]
+
+
+def test_server_start_on_a_port_in_use_says_so(tmp_path, used_port, monkeypatch):
+    monkeypatch.setattr("os.execve", pytest.fail)
+    ServerFolder.create(tmp_path / "s", ["localhost"], "127.0.0.1", used_port)
+    with pytest.raises(UserError, match=rf"port {used_port} of 127\.0\.0\.1 \(Address already in use\); .*server\.toml"):
+        fedmrl("server", "start", tmp_path / "s")
+
+
+def test_a_second_server_in_a_folder_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedmrl.cli.network._foreground", lambda *command: None)
+    (port,) = free_ports(1)
+    ServerFolder.create(tmp_path / "s", ["localhost"], "127.0.0.1", port)
+    fedmrl("server", "start", tmp_path / "s")
+    with pytest.raises(UserError, match="another server runs in"):
+        fedmrl("server", "start", tmp_path / "s")
+
+
 def test_client_init_makes_a_key_and_a_template_and_says_what_is_not_protected(tmp_path):
     make_certificates(tmp_path / "c", ["localhost"])
     done = fedmrl("client", "init", tmp_path / "k", "--server", "fl.example.org:8443", "--ca", tmp_path / "c" / "ca.crt")
@@ -122,12 +152,86 @@ def test_client_check_says_what_would_leave(dealt):
     assert not (path / "state").exists()
 
 
+def test_client_check_without_a_recipe_says_that_nothing_was_trained(dealt):
+    assert "No step was trained; give --recipe" in " ".join(fedmrl("client", "check", dealt[2][0]).stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"socket": "s" * 200}, "longer than the 107 bytes"),
+        ({"socket": "client.toml"}, "another file"),
+        ({"socket_group": "no such group"}, "there is no such group"),
+        ({"threads": 1025}, "threads is 1025"),
+        ({"classes": ["a", "a"]}, "'a' twice"),
+        ({"model": "own.py:make"}, "does not run on an input of shape"),
+    ],
+    ids=str,
+)
+def test_client_check_finds_what_would_stop_the_client_later(dealt, change, words):
+    toml = dealt[2][0] / "client.toml"
+    code = "from torch import nn\ndef make(): return nn.Sequential(nn.Flatten(), nn.Linear(7, 2))"
+    (toml.parent / "own.py").write_text(code)
+    toml.write_text(tomli_w.dumps({**tomllib.loads(toml.read_text()), **change}))
+    with pytest.raises(UserError, match=words):
+        fedmrl("client", "check", toml.parent)
+
+
+def test_client_check_refuses_data_without_test_samples(dealt):
+    path = dealt[2][0]
+    with np.load(path / "data.npz") as arrays:
+        np.savez(path / "data.npz", x=arrays["x"][:1], y=arrays["y"][:1])
+    with pytest.raises(UserError, match="give at least one of each"):
+        fedmrl("client", "check", path)
+
+
 def test_client_check_tells_what_the_client_would_refuse(dealt):
     _, file, (path, *_) = dealt
     toml = path / "client.toml"
     toml.write_text(toml.read_text().replace('"fedmrl"', '"fml"'))
     with pytest.raises(UserError, match=r"would refuse the recipe: method\.name is 'fedmrl'"):
         fedmrl("client", "check", path, "--recipe", file)
+
+
+def test_client_start_without_a_connection_starts_nothing(dealt, monkeypatch):
+    monkeypatch.setattr("fedmrl.flower.client_folder.Agent", pytest.fail)
+    with pytest.raises(UserError, match=r"connection\.toml cannot be read .* 'fedmrl client init'"):
+        fedmrl("client", "start", dealt[2][0])
+
+
+def test_client_start_on_a_port_in_use_says_what_may_hold_it(dealt, tmp_path, used_port, monkeypatch):
+    monkeypatch.setattr("fedmrl.flower.client_folder.Agent", pytest.fail)
+    make_certificates(tmp_path / "c", ["localhost"])
+    ca, path = tmp_path / "c" / "ca.crt", dealt[2][0]
+    fedmrl("client", "init", path, "--server", "localhost:1", "--ca", ca, "--port", used_port)
+    with pytest.raises(UserError, match=rf"port {used_port} .* a SuperNode that was left behind may hold it"):
+        fedmrl("client", "start", path)
+
+
+def test_a_supernode_ends_when_its_client_is_killed():
+    code = (
+        "from threading import Event, Thread; from fedmrl.flower.client_folder import _keep_running\n"
+        "Thread(target=_keep_running, args=(['sh', '-c', 'echo $$; exec sleep 100'], {}, Event())).start()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as client:
+        node = int(client.stdout.readline())
+        client.kill()
+    try:
+        until = time.monotonic() + 10
+        while (alive := _runs(node)) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert not alive
+    finally:
+        if _runs(node):
+            os.kill(node, signal.SIGKILL)
+
+
+def _runs(pid):
+    """Whether a process runs; one that has ended may wait for its parent to ask."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_client_audit_of_a_client_that_never_ran_is_empty(dealt):
@@ -169,6 +273,20 @@ def test_a_run_that_is_not_there_cannot_be_resumed(tmp_path):
     ServerFolder.create(tmp_path / "s", ["localhost"])
     with pytest.raises(UserError, match="there is no run old to resume"):
         fedmrl("federation", "run", "--resume", "old", "--server", tmp_path / "s")
+
+
+@pytest.mark.parametrize("name", ["../../x", "a b", "", "-a", "a" * 49])
+@pytest.mark.parametrize(
+    "words", [["run", "quickstart", "--name"], ["run", "--resume"], ["results"], ["status", "--log"]], ids=" ".join
+)
+def test_what_cannot_name_a_run_is_refused_before_anything_is_written(tmp_path, words, name):
+    server = ServerFolder.create(tmp_path / "s", ["localhost"], "127.0.0.1", 1)
+    register(server.clients, "north", "0" * 64)
+    before = sorted(tmp_path.rglob("*"))
+    option = [*words[:-1], f"{words[-1]}={name}"] if words[-1].startswith("--") else [*words, "--", name]
+    with pytest.raises(UserError, match="is no name of a run"):
+        fedmrl("federation", *option[:1], "--server", server.path, *option[1:])
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_registering_without_a_running_server_registers_nothing(tmp_path):

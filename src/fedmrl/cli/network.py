@@ -45,7 +45,9 @@ def server_start(folder: Folder) -> None:
     """Run the server until it is stopped."""
     from fedmrl.flower.server_folder import ServerFolder
 
-    _foreground(*ServerFolder.opened(folder).start())
+    opened = ServerFolder.opened(folder)
+    opened.lock()
+    _foreground(*opened.start())
 
 
 @server.command("register")
@@ -100,7 +102,7 @@ def client_check(
 ) -> None:
     """Try a client without the network.
 
-    Reads the data, builds the model, trains it for a step, and says what would leave.
+    Reads the data and builds the model. With --recipe, it also trains the model and says what would leave.
     """
     from fedmrl.config import load_named
     from fedmrl.flower.client_folder import ClientFolder
@@ -139,7 +141,7 @@ def client_audit(
     from fedmrl.flower.audit import table as audit_rows
     from fedmrl.flower.client_folder import ClientFolder
 
-    entries = read_audit(Path(ClientFolder.opened(folder).config().state))
+    entries = read_audit(Path(ClientFolder.opened(folder).config().state), notice)
     if as_json:
         print_json(entries)
         return
@@ -176,7 +178,7 @@ def federation_run(
         started, chosen = opened.run(resume), resume
     else:
         named = load_named(recipe or "", settings or [], imports=imports or [], on_notice=notice)
-        chosen = name or opened.free_name(f"{Path(named.name).stem}-{named.recipe.method.name}")
+        chosen = name if name is not None else opened.free_name(f"{Path(named.name).stem}-{named.recipe.method.name}")
         started = opened.run(chosen, run_recipe(named.recipe, len(opened.registered())))
     say(f"{chosen} has started, as Flower's run {started}.")
     say(f"How it goes: fedmrl federation status --server {folder}")
@@ -214,7 +216,7 @@ def federation_results(
     from fedmrl.flower.server_folder import ServerFolder
     from fedmrl.results import RunResult
 
-    path = ServerFolder.opened(folder).runs / name
+    path = ServerFolder.opened(folder).run_folder(name)
     result = RunResult.read(path)
     print_json({"folder": str(path), **result.plain()}) if as_json else render.one_run(result.recipe, result, path)
 

@@ -7,18 +7,37 @@ line that was changed or removed shows. It protects against accidents, not again
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field, ValidationError
 
 from fedmrl.errors import UserError
 from fedmrl.files import sha256_of_bytes, write_whole
 from fedmrl.flower.frame import Arrays, Frame, encode
+from fedmrl.schema import Part, first_problem
 
 _FIRST = "0" * 64
 _NUMBERS = ("loss", "finite", "flops", "correct", "train", "test", "flops_first", "flops_later", "classes", "states")
 """Fields of a reply that tell of the client's data and are no arrays; they are written out."""
+
+
+class Entry(Part):
+    """A line of the log: a message, or one of its arrays."""
+
+    time: str
+    run: str
+    round: int | None
+    uid: int
+    direction: Literal["in", "out"]
+    type: str
+    bytes: int
+    sha256: str
+    previous: str
+    name: str = ""
+    shape: Annotated[list[int], Field(default_factory=list)]
 
 
 class Passed(NamedTuple):
@@ -77,18 +96,25 @@ def _entries(passed: Passed) -> Iterable[dict[str, Any]]:
         yield {"type": kind, **shape, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
-def read_audit(folder: Path) -> list[dict[str, Any]]:
-    """The entries of an audit log; raises `UserError` if one was changed or removed."""
-    return [json.loads(line) for line in _checked_lines(folder / "audit.jsonl", folder / "audit.head")]
+def read_audit(folder: Path, tell: Callable[[str], None] = lambda line: None) -> list[dict[str, Any]]:
+    """The entries of an audit log; raises `UserError` if one was changed or removed.
+
+    A last line that is half written is reported to `tell` and left out.
+    """
+    path = folder / "audit.jsonl"
+    lines = _checked_lines(path, folder / "audit.head")
+    if path.exists() and path.read_bytes().rpartition(b"\n")[2]:
+        tell(f"{path}: the last line is half written, as after a crash, and is left out; the agent removes it when it starts")
+    return [json.loads(line) for line in lines]
 
 
 def _checked_lines(path: Path, head: Path) -> list[bytes]:
     if not path.exists() and not head.exists():
         return []
     try:
-        lines, last = path.read_bytes().splitlines(), _FIRST
+        lines, last = path.read_bytes().split(b"\n")[:-1], _FIRST  # what follows the last line's end is half written
         for number, line in enumerate(lines, start=1):
-            if json.loads(line)["previous"] != last:
+            if _entry(path, number, line).previous != last:
                 raise UserError(f"{path}: line {number} does not follow from the one before; a line was changed or removed")
             last = sha256_of_bytes(line)
         # The log may be ahead by what was written just before an interruption, but never behind.
@@ -102,6 +128,15 @@ def _checked_lines(path: Path, head: Path) -> list[bytes]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{path} is damaged ({type(error).__name__}: {error}); restore it from a backup") from error
     return lines
+
+
+def _entry(path: Path, number: int, line: bytes) -> Entry:
+    try:
+        return Entry.model_validate(json.loads(line))
+    except ValidationError as error:
+        raise UserError(
+            f"{path}: line {number} is no entry of an audit log ({first_problem(error)}); restore it from a backup"
+        ) from error
 
 
 def table(entries: Iterable[Mapping[str, Any]], direction: Literal["in", "out"] = "out") -> list[list[str]]:

@@ -19,6 +19,8 @@ from fedmrl.engines import Member
 from fedmrl.errors import CODE_FAILS, UserError, cause
 from fedmrl.files import user_path
 from fedmrl.models import ModelSpec, OwnModel
+from fedmrl.models.split import check_split
+from fedmrl.randomness import host_seeded
 from fedmrl.registry import import_all, is_file, load_function
 from fedmrl.schema import first_problem
 from fedmrl.table import IS_PATH, Table
@@ -97,7 +99,7 @@ class ClientConfig(Table):
     )
     state: Annotated[str, IS_PATH] = Field("state", description="the folder for private states and the audit log")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to train")
-    threads: Count | None = Field(
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None,
         description="CPU threads for training, by default torch's choice; results differ in the last bits with their number",
     )
@@ -105,6 +107,13 @@ class ClientConfig(Table):
     max_connections: Annotated[int, Field(ge=2, le=1000)] = Field(8, description="connections at a time")
     seconds: Annotated[float, Field(gt=0, le=600)] = Field(10, description="time for a whole message to arrive or to be taken")
     bounds: Bounds = Bounds()
+
+    @model_validator(mode="after")
+    def _distinct_classes(self) -> Self:
+        if isinstance(self.classes, list) and len(set(self.classes)) < len(self.classes):
+            twice = next(name for name in self.classes if self.classes.count(name) > 1)
+            raise ValueError(f"classes has {twice!r} twice; name each class once")
+        return self
 
 
 @dataclass(frozen=True)
@@ -130,6 +139,21 @@ class Organisation:
         assert self.samples.classes is not None
         data = Dataset("data", x, y, self.samples.classes, train, np.array(mean), np.array(std))
         return data, Member(own.train, own.test, self.model)
+
+    def try_model(self) -> None:
+        """Builds the model and runs it on a sample; raises `UserError` if either fails."""
+        assert self.samples.classes is not None
+        shape, classes = self.samples.x.shape[1:], len(self.samples.classes)
+        try:
+            with host_seeded(0, "check"):
+                check_split(self.model.build(shape, classes), shape, classes)
+        except UserError:
+            raise
+        except CODE_FAILS as error:
+            raise UserError(
+                f"model {self.model.label!r} does not run on a sample of shape {list(shape)} ({cause(error)}); "
+                "fix it, or choose another"
+            ) from error
 
 
 def read_config(path: Path) -> ClientConfig:

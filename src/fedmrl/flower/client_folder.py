@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Event, Thread
 from typing import NamedTuple, Self
@@ -23,6 +23,7 @@ from fedmrl.flower.agent import Agent
 from fedmrl.flower.certificates import make_node_key
 from fedmrl.flower.checks import Messages, Refused, approved_recipe
 from fedmrl.flower.client_config import ClientConfig, load_organisation, read_config, template
+from fedmrl.flower.listener import check_socket
 from fedmrl.flower.server_folder import for_clients, run_recipe
 from fedmrl.messages import copy
 from fedmrl.methods import Round
@@ -125,14 +126,19 @@ class ClientFolder:
             raise UserError(f"{path} is no TOML ({error})") from error
 
     def check(self, recipe: Recipe | None = None) -> "Checked":
-        """Reads the data, builds the model and trains it for a step in this recipe; raises `UserError` for what is wrong."""
+        """Reads the data, builds the model, and trains it for a round of this recipe, if one is given; raises `UserError` for
+        what is wrong.
+        """
         organisation = load_organisation(self.config_file)
+        check_socket(organisation.config)
+        organisation.member(0, 0)  # has training and test samples
+        organisation.try_model()
         x, y = organisation.samples.x, organisation.samples.y
         lines = [
             f"{self.config_file} is in order: {len(y)} samples of shape {list(x.shape[1:])}, model {organisation.model.label}"
         ]
         if recipe is None:
-            return Checked(lines, [])
+            return Checked([*lines, "No step was trained; give --recipe to train one and to see what would leave"], [])
         recipe = for_clients(run_recipe(recipe, recipe.clients))
         try:
             approved = approved_recipe(recipe.to_toml(), organisation.config.bounds)
@@ -160,10 +166,14 @@ class ClientFolder:
 
 def serve(client: ClientFolder, agent_only: bool = False) -> None:
     """Runs a client's agent, and its SuperNode, until it is told to stop."""
+    node_command = None if agent_only else client.supernode()  # read first, so that a mistake in it starts nothing
+    if not agent_only:
+        advice = "a SuperNode that was left behind may hold it: end it, or change port in node/connection.toml"
+        programs.check_port("127.0.0.1", client.connection().port, advice)
     with Agent(load_organisation(client.config_file)) as agent:
         stopped = Event()
-        node = Thread(target=_keep_running, args=(client, stopped), name="supernode")
-        if not agent_only:
+        node = Thread(target=_keep_running, args=(*node_command, stopped), name="supernode") if node_command else None
+        if node is not None:
             node.start()
         try:
             agent.serve()
@@ -171,15 +181,15 @@ def serve(client: ClientFolder, agent_only: bool = False) -> None:
             pass
         finally:
             stopped.set()
-            if not agent_only:
+            if node is not None:
                 node.join()
 
 
-def _keep_running(client: ClientFolder, stopped: Event) -> None:
+def _keep_running(command: Sequence[str], env: Mapping[str, str], stopped: Event) -> None:
     """Runs the SuperNode, and starts it again if it ends: the server refuses a key that was in use a minute ago."""
+    tied = programs.ending_with_parent(command)
     while not stopped.is_set():
-        command, env = client.supernode()
-        process = subprocess.Popen(command, env=dict(env), stdin=subprocess.DEVNULL, start_new_session=True)
+        process = subprocess.Popen(tied, env=dict(env), stdin=subprocess.DEVNULL, start_new_session=True)
         while process.poll() is None and not stopped.wait(0.5):
             pass
         programs.stop([process])

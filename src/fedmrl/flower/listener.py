@@ -38,8 +38,7 @@ class Listener:
         self._socket = self._bound()
 
     def _bound(self) -> socket.socket:
-        if len(os.fsencode(self.path)) > _LONGEST_PATH:
-            raise UserError(f"socket is {self.path}, longer than the {_LONGEST_PATH} bytes that a socket's path may have")
+        group = check_socket(self.config)
         if self.path.is_socket():
             if _answers(self.path):
                 raise UserError(f"another agent listens at {self.path}; stop it, or choose another socket")
@@ -48,14 +47,9 @@ class Listener:
         before = os.umask(0o177)  # nobody may connect before the group is set
         try:
             listening.bind(str(self.path))
-            if self.config.socket_group is not None:
-                os.chown(self.path, -1, grp.getgrnam(self.config.socket_group).gr_gid)
+            os.chown(self.path, -1, group)
             self.path.chmod(0o660)
             listening.listen(64)
-        except KeyError as error:
-            listening.close()
-            self.path.unlink()
-            raise UserError(f"socket_group is {self.config.socket_group!r}, and there is no such group") from error
         except OSError as error:
             listening.close()
             raise UserError(f"cannot listen at {self.path} ({error.strerror}); choose another socket") from error
@@ -136,6 +130,21 @@ class Listener:
             with self._lock:
                 self._sending.pop(connection, None)
         return self.handle(data, uid)
+
+
+def check_socket(config: ClientConfig) -> int:
+    """The number of the group that may connect, -1 for the agent's own; raises `UserError` if the socket cannot be made."""
+    path = Path(config.socket)
+    if len(os.fsencode(path)) > _LONGEST_PATH:
+        raise UserError(f"socket is {path}, longer than the {_LONGEST_PATH} bytes that a socket's path may have")
+    if path.exists() and not path.is_socket():
+        raise UserError(f"socket is {path}, which is another file or a folder; cannot listen there, choose another socket")
+    if config.socket_group is None:
+        return -1
+    try:
+        return grp.getgrnam(config.socket_group).gr_gid
+    except (KeyError, ValueError) as error:
+        raise UserError(f"socket_group is {config.socket_group!r}, and there is no such group") from error
 
 
 def _answers(path: Path) -> bool:

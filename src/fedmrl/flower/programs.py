@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,10 @@ from fedmrl.files import write_whole
 
 CONNECTION = "fedmrl"
 """The name of the server in Flower's own configuration."""
+# Not in `preexec_fn`, which is unsafe in a process with threads. The first argument of prctl is PR_SET_PDEATHSIG.
+_END_WITH_PARENT = (
+    "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGTERM); os.execvp(sys.argv[1], sys.argv[1:])"
+)
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -104,6 +109,21 @@ def _program(name: str) -> str:
     if not path.exists():
         raise UserError(f"{name} is not installed beside this Python; install it by: pip install 'fedmrl[flower]'")
     return str(path)
+
+
+def check_port(host: str, port: int, advice: str) -> None:
+    """Raises `UserError` if a program cannot listen there; `advice` says what to do."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise UserError(f"cannot listen at port {port} of {host} ({reason}); {advice}") from error
+
+
+def ending_with_parent(command: Sequence[str]) -> list[str]:
+    """The command, such that the kernel ends the program when the process that starts it has ended, even by force."""
+    return [sys.executable, "-c", _END_WITH_PARENT, *command]
 
 
 def stop(processes: Sequence["subprocess.Popen[bytes]"], patience: float = 10) -> None:

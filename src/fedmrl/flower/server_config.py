@@ -32,7 +32,7 @@ class ServerConfig(BaseModel):
     pause_seconds: Annotated[float, Field(ge=0)] = 60
     """The pause before a round is tried again."""
     max_norm: Annotated[float, Field(gt=0)] = 1e4
-    """The largest norm of an upload, and of a round's result. Not above the clients' `max_received_norm`, or they refuse what is averaged from it."""
+    """The largest norm of an upload, and of a round's result; not above the clients' `max_received_norm`, or they refuse it."""
     max_megabytes: Annotated[float, Field(gt=0)] = 64
     """The largest reply."""
     max_samples: Annotated[int, Field(ge=1)] = 1_000_000

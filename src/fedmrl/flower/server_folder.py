@@ -1,5 +1,6 @@
 """A server's folder, made by `fedmrl server init`: settings, certificates, registered clients, recipes and runs."""
 
+import fcntl
 import ipaddress
 import json
 import os
@@ -23,6 +24,8 @@ from fedmrl.results.result import ended
 
 FOLDER = "FEDMRL_SERVER"
 """The environment variable with the server's folder, by which the ServerApp finds it."""
+
+_NAME = re.compile("[A-Za-z0-9][A-Za-z0-9_-]{0,47}")
 
 _APP = """\
 # The app that 'fedmrl federation run' hands to Flower. Its code is in the installed package, on both sides.
@@ -69,6 +72,15 @@ A run that stopped goes on by `fedmrl federation run --resume NAME --server DIR`
 password, and runs what is sent inside the SuperNodes and on this machine. Let only clients through, in a network of their
 own, and let a reverse proxy refuse Flower's control paths from outside.
 """
+
+
+def check_name(name: str) -> None:
+    """Raises `UserError` for what cannot name a run."""
+    if not _NAME.fullmatch(name):
+        raise UserError(
+            f"{name!r} is no name of a run; use letters, digits, hyphens and underscores, at most 48, "
+            "the first a letter or digit"
+        )
 
 
 class RunStatus(NamedTuple):
@@ -152,9 +164,21 @@ class ServerFolder:
 
     # ---- through Flower's programs ----
 
+    def lock(self) -> None:
+        """Locks the folder until this process ends, or the program that it becomes."""
+        folder = os.open(self.path, os.O_RDONLY)
+        os.set_inheritable(folder, True)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(folder)
+            raise UserError(f"another server runs in {self.path}; stop it first") from error
+
     def start(self) -> tuple[list[str], Mapping[str, str]]:
         """The command that starts the server, and its environment."""
         config = self.config()
+        advice = "stop the program that uses it, or change listen and port in server.toml"
+        programs.check_port(config.listen, config.port, advice)
         programs.connect(self.home, self.address, self.authority)
         command = programs.superlink(self.certificates, self.home / "superlink.db", config.listen, config.port)
         return command, {**programs.environment(self.home), FOLDER: str(self.path)}
@@ -178,6 +202,7 @@ class ServerFolder:
 
     def run(self, name: str, recipe: Recipe | None = None) -> str:
         """Starts a run of a recipe, or goes on with the run of this name; returns Flower's id of it."""
+        check_name(name)
         stored = self.recipes / f"{name}.toml"
         if recipe is None:
             if not (self.runs / name / "config.toml").exists() and not stored.exists():
@@ -195,13 +220,18 @@ class ServerFolder:
         write_whole(self._id_file(name), started)
         return started
 
+    def run_folder(self, name: str) -> Path:
+        """The folder of the run of this name."""
+        check_name(name)
+        return self.runs / name
+
     def _id_file(self, name: str) -> Path:
         """Holds Flower's id of the last start of a run."""
         return self.recipes / f"{name}.id"
 
     def free_name(self, stem: str) -> str:
         """A name for a new run."""
-        clean = re.sub("[^A-Za-z0-9_-]+", "-", stem)[:40].strip("-") or "run"
+        clean = re.sub("[^A-Za-z0-9_-]+", "-", stem).strip("-_")[:40] or "run"
         return next(name for n in count(1) if not (self.recipes / f"{(name := f'{clean}-{n}')}.toml").exists())
 
     def flower_status(self, run_id: str) -> str:
@@ -211,6 +241,7 @@ class ServerFolder:
 
     def log(self, name: str) -> str:
         """What a run has said since it was last started."""
+        check_name(name)
         path = self._id_file(name)
         if not path.exists():
             raise UserError(f"there is no run {name}; see 'fedmrl federation status'")

@@ -1,6 +1,5 @@
 """A run of a federation: the round loop with clients over Flower, in a run's folder, resumed if it is there."""
 
-import re
 import secrets
 from collections.abc import Callable
 from functools import partial
@@ -17,17 +16,10 @@ from fedmrl.federation.server import Federation, run_in_step
 from fedmrl.federation.setup import schedule, terms_elsewhere
 from fedmrl.flower.flower_clients import FlowerClients, Members
 from fedmrl.flower.grid import Post
-from fedmrl.flower.server_folder import ServerFolder
+from fedmrl.flower.server_folder import ServerFolder, check_name
 from fedmrl.results import Outcome, Record
 
 MEMBERS = "federation.json"
-_NAME = re.compile("[A-Za-z0-9][A-Za-z0-9_-]{0,47}")
-
-
-def check_name(name: str) -> None:
-    """Raises `UserError` for what cannot name a run."""
-    if not _NAME.fullmatch(name):
-        raise UserError(f"{name!r} is no name of a run; use letters, digits, hyphens and underscores, at most 48")
 
 
 def check_rounds(recipe: Recipe, least: int) -> None:
@@ -106,4 +98,4 @@ def _line(record: Record, recipe: Recipe) -> str:
     return f"round {record.round} of {recipe.rounds}: {came} of {asked} clients{loss}{left_out}"
 
 
-__all__ = ["MEMBERS", "check_name", "check_rounds", "known_members", "serve"]
+__all__ = ["MEMBERS", "check_rounds", "known_members", "serve"]
