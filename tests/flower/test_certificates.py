@@ -88,9 +88,24 @@ def test_what_is_no_host_is_refused_before_anything_is_written(tmp_path, host):
 def test_a_node_key_is_never_overwritten(tmp_path):
     make_node_key(tmp_path / "north")
     before = (tmp_path / "north").read_bytes()
-    with pytest.raises(UserError, match="already holds a key"):
-        make_node_key(tmp_path / "north")
+    make_node_key(tmp_path / "north")
     assert (tmp_path / "north").read_bytes() == before
+
+
+def test_a_public_key_that_is_missing_is_made_from_the_private_one(tmp_path):
+    make_node_key(tmp_path / "north")
+    before = (tmp_path / "north.pub").read_bytes()
+    (tmp_path / "north.pub").unlink()
+    make_node_key(tmp_path / "north")
+    assert (tmp_path / "north.pub").read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"-----BEGIN OPENSSH PRIVATE KEY-----\n"])
+def test_a_damaged_node_key_is_named_and_kept(tmp_path, content):
+    (tmp_path / "north").write_bytes(content)
+    with pytest.raises(UserError, match="north holds no key"):
+        make_node_key(tmp_path / "north")
+    assert (tmp_path / "north").read_bytes() == content and not (tmp_path / "north.pub").exists()
 
 
 def test_a_key_has_one_fingerprint_in_both_formats(tmp_path):

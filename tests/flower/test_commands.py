@@ -136,6 +136,18 @@ def test_client_init_refuses_an_address_without_host_or_port(tmp_path, server, w
         fedmrl("client", "init", tmp_path / "k", "--server", server, "--ca", tmp_path / "c" / "ca.crt")
 
 
+def test_client_init_can_be_repeated_with_the_same_key(tmp_path):
+    make_certificates(tmp_path / "c", ["localhost"])
+    fedmrl("client", "init", tmp_path / "k", "--server", "localhost:1", "--ca", tmp_path / "c" / "ca.crt")
+    client = ClientFolder.opened(tmp_path / "k")
+    key = client.key.read_bytes()
+    client.public_key.unlink()
+    client.authority.unlink()
+    fedmrl("client", "init", tmp_path / "k", "--server", "localhost:2", "--ca", tmp_path / "c" / "ca.crt")
+    assert client.key.read_bytes() == key and client.connection().server == "localhost:2"
+    assert client.public_key.is_file() and client.authority.is_file()
+
+
 def test_client_init_keeps_a_client_toml_that_is_there(tmp_path, dealt):
     _, _, (path, *_) = dealt
     before = (path / "client.toml").read_bytes()

@@ -1,11 +1,13 @@
 """What a program that came through Flower can reach, with a user of its own and without."""
 
 import os
+import pwd
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -144,6 +146,37 @@ def test_the_servers_certificate_is_not_written_through_a_link(client, name):
     with pytest.raises(UserError, match="is a link"):
         client.connect("localhost:8443", client.path.parents[1] / "certificates" / "ca.crt")
     assert outside.read_text() == "root's own"
+
+
+@needs_root
+@pytest.mark.parametrize("place", ["mine/state", "../elsewhere"])
+def test_the_state_folder_is_the_one_in_client_toml(client, tmp_path, place):
+    text = client.config_file.read_text()
+    client.config_file.write_text(f"state = {place!r}\n" + text.replace("\nstate = ", "\n# state = "))
+    separation.separate(client, tmp_path / "units")
+    state = Path(client.config().state).resolve()
+    assert pwd.getpwuid(state.stat().st_uid).pw_name == AGENT and not (client.path / "state").exists()
+    agent, node = ((tmp_path / "units" / f"fedmrl-{name}.service").read_text() for name in ("agent", "node"))
+    assert f"ReadWritePaths={state} " in agent and f"InaccessiblePaths={state}\n" in node
+
+
+def test_setting_keys_again_replaces_them(tmp_path):
+    path = tmp_path / "client.toml"
+    path.write_text('# why\nname = "n"\nuids = [\n    8,\n]\n# socket_group = "flower"\n\n[bounds]\nuids = 3\n')
+    for _ in range(2):
+        separation._set_keys(path, {"uids": [9, 10], "socket_group": 'a"b'})
+    found = {"name": "n", "uids": [9, 10], "socket_group": 'a"b', "bounds": {"uids": 3}}
+    assert tomllib.loads(path.read_text()) == found and "# why" in path.read_text()
+
+
+@needs_root
+def test_users_can_be_separated_and_the_client_connected_again(client, tmp_path):
+    key = client.key.read_bytes()
+    separation.separate(client, tmp_path / "units")
+    client.connect("localhost:9000", client.path.parents[1] / "certificates" / "ca.crt")
+    separation.separate(client, tmp_path / "units")
+    assert client.key.read_bytes() == key and "localhost:9000" in (tmp_path / "units" / "fedmrl-node.service").read_text()
+    assert reached(client, NODE)["node/key"]
 
 
 def test_without_root_it_is_refused(client, tmp_path, monkeypatch):

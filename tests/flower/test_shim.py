@@ -61,6 +61,13 @@ def test_a_frame_and_its_reply_pass_unchanged(tmp_path):
     assert reply.metadata.reply_to_message_id == "m1"
 
 
+def test_a_reply_may_be_larger_than_a_default_message(tmp_path):
+    large = np.zeros(65 * 1024**2, np.uint8)
+    with agent(tmp_path / "s", lambda _: encode(Frame({}, {"v": large}))):
+        reply = asked(tmp_path / "s", record(b"x"), ttl=60.0)
+    assert not reply.has_error() and len(frame_of(reply.content)) > large.nbytes
+
+
 def test_without_an_agent_the_reply_is_an_error_without_paths(tmp_path):
     reply = asked(tmp_path / "gone", record(b"x"))
     assert reply.error.reason == "the client's agent does not answer on its socket (No such file or directory)"

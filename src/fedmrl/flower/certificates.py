@@ -56,17 +56,36 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 825) -> No
 
 
 def make_node_key(path: Path) -> None:
-    """Writes a client's private key to `path`, and its public key, for the server, beside it as `path.pub`."""
+    """Writes a client's private key to `path`, and its public key, for the server, beside it as `path.pub`.
+
+    A private key that is there is kept, as a new one would have to be registered again.
+    """
     if path.exists():
-        raise UserError(f"{path} already holds a key; a new one would have to be registered again, so remove it first")
-    key = ec.generate_private_key(_CURVE())
-    private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _write(path, private, secret=True)
+        key = _node_key(path)
+    else:
+        key = ec.generate_private_key(_CURVE())
+        private = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write(path, private, secret=True)
     _write(
         path.with_name(f"{path.name}.pub"),
         key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH) + b"\n",
     )
+
+
+def _node_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """The private key in a client's file."""
+    try:
+        key = serialization.load_ssh_private_key(path.read_bytes(), None)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); run this as its owner") from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise UserError(f"{path} holds no key without a password; move it away to make a new one") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise UserError(f"{path} holds another kind of key; move it away to make a new one")
+    return key
 
 
 def fingerprint_in(path: Path) -> str:

@@ -62,6 +62,11 @@ def _check_names(plain: Mapping[str, Any], bounds: Bounds) -> None:
             raise refuse(f"the recipe's {key} is a path, {value!r}, which is not in this client's bounds.recipe_paths")
 
 
+def epochs_a_round(recipe: Recipe) -> int:
+    """The most passes over the data in a round, of all phases together."""
+    return max(sum(phase.epochs for phase in recipe.method.phases(recipe.training, earlier)) for earlier in (0, 1))
+
+
 def _check_recipe(recipe: Recipe, bounds: Bounds) -> None:
     method, training = recipe.method, recipe.training
     if method.name not in bounds.methods:
@@ -70,7 +75,7 @@ def _check_recipe(recipe: Recipe, bounds: Bounds) -> None:
         raise refuse(f"rounds is {recipe.rounds}; this client takes part in at most {bounds.max_rounds}")
     if recipe.clients > bounds.max_clients:
         raise refuse(f"clients is {recipe.clients}; this client takes part in runs of at most {bounds.max_clients}")
-    epochs = max(phase.epochs for earlier in (0, 1) for phase in method.phases(training, earlier))
+    epochs = epochs_a_round(recipe)
     if epochs > bounds.max_epochs:
         raise refuse(f"a round passes over the data {epochs} times; this client does at most {bounds.max_epochs} times")
     least, most = bounds.min_batch_size, bounds.max_batch_size
@@ -152,4 +157,5 @@ def _check(content: Tensors, form: MessageForm, most: float, what: str) -> None:
             raise refuse(f"{what} has {name} with values that are not finite")
     norm = math.sqrt(sum(float(tensor.square().sum()) for tensor in floating.values()))
     if not norm <= most:
-        raise refuse(f"{what} has norm {norm:.3g}; this client takes at most {most:.3g}")
+        # Without the norm itself: that of an upload, which does not leave, would tell of private data.
+        raise refuse(f"{what} has a norm above {most:.3g}, the most that this client takes")

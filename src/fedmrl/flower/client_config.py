@@ -49,7 +49,11 @@ class Bounds(Table):
     max_message_bytes: Count = Field(64 * 1024**2, description="the most bytes of a message's arrays")
     max_received_norm: Annotated[float, Field(gt=0)] = Field(1e4, description="the largest norm of what the server sends")
     max_upload_norm: Annotated[float, Field(gt=0)] = Field(1e4, description="the largest norm of what leaves")
-    class_counts: bool = Field(False, description="whether the server learns how many samples of each class there are")
+    class_counts: bool = Field(
+        False,
+        description="whether a hello tells how many samples of each class there are; "
+        "fedproto's uploads tell it too, if counts is in leaves",
+    )
     recipe_imports: list[str] = Field(
         [], description="entries that a recipe's imports may have; the agent imports what its own imports list, nothing else"
     )

@@ -12,6 +12,7 @@ from fedmrl.data.partition import partition
 from fedmrl.errors import UserError
 from fedmrl.federation.setup import terms_elsewhere
 from fedmrl.files import replacing, write_whole
+from fedmrl.flower.checks import epochs_a_round
 from fedmrl.flower.client_config import Bounds
 from fedmrl.models import is_own
 
@@ -66,10 +67,9 @@ def _leaving(recipe: Recipe, data: Dataset) -> list[str]:
 def _limits(recipe: Recipe) -> dict[str, int]:
     """The bounds that the recipe needs beyond their defaults."""
     defaults, training = Bounds(), recipe.training
-    epochs = max(phase.epochs for earlier in (0, 1) for phase in recipe.method.phases(training, earlier))
     needed = {
         "max_rounds": max(defaults.max_rounds, recipe.rounds),
-        "max_epochs": max(defaults.max_epochs, epochs),
+        "max_epochs": max(defaults.max_epochs, epochs_a_round(recipe)),
         "min_batch_size": min(defaults.min_batch_size, training.batch_size),
         "max_batch_size": max(defaults.max_batch_size, training.batch_size),
     }

@@ -1,6 +1,7 @@
 """Users and systemd units that keep what arrives through Flower from a client's model, data and state."""
 
 import grp
+import json
 import os
 import pwd
 import shlex
@@ -9,8 +10,6 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
-
-import tomli_w
 
 from fedmrl.errors import UserError
 from fedmrl.files import write_whole
@@ -96,11 +95,13 @@ def separate(client: ClientFolder, units: Path = UNITS) -> list[str]:
     client.claim_node()
     socket = Path(client.path, "socket", "agent.sock")
     socket.parent.mkdir(exist_ok=True)
-    state = client.path / "state"
-    state.mkdir(exist_ok=True)
+    state = Path(client.config().state).resolve()
+    state.mkdir(parents=True, exist_ok=True)
     _set_keys(client.config_file, {"socket": str(socket), "socket_group": NODE_USER, "uids": [pwd.getpwnam(NODE_USER).pw_uid]})
     agent, node = pwd.getpwnam(AGENT_USER), grp.getgrnam(NODE_USER).gr_gid
     _give(client.path, agent.pw_uid, agent.pw_gid, leave_out=client.node.name)
+    if not state.is_relative_to(client.path):
+        _give(state, agent.pw_uid, agent.pw_gid)
     client.path.chmod(0o711)  # the SuperNode passes through and lists nothing
     os.chown(socket.parent, agent.pw_uid, node, follow_symlinks=False)
     socket.parent.chmod(0o750)
@@ -140,7 +141,7 @@ def _exists(user: str) -> bool:
     return True
 
 
-def _give(folder: Path, uid: int, gid: int, leave_out: str) -> None:
+def _give(folder: Path, uid: int, gid: int, leave_out: str | None = None) -> None:
     """Makes all files in a folder this user's alone, but those in the subfolder `leave_out`. Links are not followed."""
     for place, folders, names, descriptor in os.fwalk(folder):
         if Path(place) == folder and leave_out in folders:
@@ -181,5 +182,15 @@ def _give_node(client: ClientFolder, uid: int, gid: int) -> Path:
 def _set_keys(path: Path, keys: dict[str, object]) -> None:
     """Sets keys of a TOML file's first table; its comments stay."""
     head, table, rest = path.read_text(encoding="utf-8").partition("\n[")
-    lines = [line for line in head.splitlines() if line.partition("=")[0].strip().removeprefix("# ") not in keys]
-    write_whole(path, "\n".join([*lines, *tomli_w.dumps(keys).splitlines(), ""]) + table + rest)
+    lines: list[str] = []
+    within = False  # a list of several lines that is replaced
+    for line in head.splitlines():
+        name, _, value = line.partition("=")
+        if within:
+            within = not line.rstrip().endswith("]")
+        elif name.strip().removeprefix("# ") in keys:
+            within = value.strip() == "["
+        else:
+            lines.append(line)
+    lines += [f"{key} = {json.dumps(value)}" for key, value in keys.items()]  # such JSON is TOML
+    write_whole(path, "\n".join([*lines, ""]) + table + rest)

@@ -12,6 +12,7 @@ from fedmrl.flower.frame import FrameError, exchange
 
 FRAME = "fedmrl.frame"
 """The name and serialisation type of the array that carries a frame."""
+_MOST = 2**31 - 1  # bytes of a reply's arrays: as much as Flower carries; the server has its own limit
 _CODE = 1000  # of errors that a ClientApp defines itself
 
 app = ClientApp()
@@ -40,7 +41,8 @@ def forward(message: Message, context: Context) -> Message:
     try:
         frame = frame_of(message.content)
         left = metadata.created_at + metadata.ttl - time.time()
-        return Message(record(exchange(str(context.node_config["socket"]), frame, max(left, 1.0))), reply_to=message)
+        reply = exchange(str(context.node_config["socket"]), frame, max(left, 1.0), max_body=_MOST)
+        return Message(record(reply), reply_to=message)
     except KeyError:
         reason = "the SuperNode was started without socket=… in its --node-config"
     except TimeoutError:
