@@ -97,8 +97,8 @@ def check_address(address: str) -> None:
         is_port = False
     if not is_port or (":" in host and not bracketed):
         raise UserError(
-            f"server is {address!r}; give host and port, as in fl.example.org:8443 or [2001:db8::1]:8443, with a port from 1 to "
-            "65535"
+            f"server is {address!r}; give host and port, as in fl.example.org:8443 or [2001:db8::1]:8443, "
+            "with a port from 1 to 65535"
         )
 
 
