@@ -161,6 +161,14 @@ def test_client_init_keeps_a_client_toml_that_is_there(tmp_path, dealt):
     assert (path / "client.toml").read_bytes() == before
 
 
+def test_a_damaged_connection_is_told_with_what_to_do(tmp_path):
+    client = ClientFolder(tmp_path)
+    client.node.mkdir()
+    (client.node / "connection.toml").write_text("port = 9200")
+    with pytest.raises(UserError, match=r"connection\.toml is damaged \(server: .*; correct it, or make another folder"):
+        client.connection()
+
+
 def test_client_check_says_what_would_leave(dealt):
     _, file, (path, *_) = dealt
     done = fedmrl("client", "check", path, "--recipe", file)

@@ -101,7 +101,8 @@ class ClientFolder:
         """How the SuperNode reaches the server."""
         path = self.node / CONNECTION
         try:
-            return checked(path, Connection, tomllib.loads(path.read_text(encoding="utf-8")))
+            plain = tomllib.loads(path.read_text(encoding="utf-8"))
+            return checked(path, Connection, plain, "correct it, or make another folder by 'fedmrl client init'")
         except OSError as error:
             raise UserError(f"{path} cannot be read ({error.strerror}); make it by 'fedmrl client init'") from error
         except ValueError as error:
