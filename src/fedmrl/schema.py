@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from fedmrl.errors import UserError
 
 T = TypeVar("T")
+_RUN_AGAIN = "run it again into another folder"
 
 
 class Part(BaseModel):
@@ -22,25 +23,25 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); run it again into another folder") from error
+        raise UserError(f"{path} cannot be read ({error.strerror}); {_RUN_AGAIN}") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is damaged: it is not text; run it again into another folder") from error
+        raise UserError(f"{path} is damaged: it is not text; {_RUN_AGAIN}") from error
 
 
-def parsed(path: Path, text: str | bytes) -> Any:
-    """Parses JSON; `path` is for errors."""
+def parsed(path: Path, text: str | bytes, advice: str = _RUN_AGAIN) -> Any:
+    """Parses JSON; `path` and `advice`, what to do, are for errors."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is damaged ({error}); run it again into another folder") from error
+        raise UserError(f"{path} is damaged ({error}); {advice}") from error
 
 
-def checked(path: Path, schema: type[T], plain: Any) -> T:
-    """Validates plain data as this type; `path` is for errors."""
+def checked(path: Path, schema: type[T], plain: Any, advice: str = _RUN_AGAIN) -> T:
+    """Validates plain data as this type; `path` and `advice`, what to do, are for errors."""
     try:
         return TypeAdapter(schema).validate_python(plain)
     except ValidationError as error:
-        raise UserError(f"{path} is damaged ({first_problem(error)}); run it again into another folder") from error
+        raise UserError(f"{path} is damaged ({first_problem(error)}); {advice}") from error
 
 
 def first_problem(error: ValidationError) -> str:

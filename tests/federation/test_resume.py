@@ -140,6 +140,14 @@ def unsealed(index):
     index.write_text(json.dumps({key: value for key, value in plain.items() if key not in ("files", "sha256")}))
 
 
+def test_a_missing_split_is_told_as_missing(tmp_path):
+    recipe = tiny_recipe("standalone", rounds=1)
+    fedmrl.run(recipe, out=tmp_path / "run")
+    (tmp_path / "run" / "split.json").unlink()
+    with pytest.raises(UserError, match=r"split\.json is missing"):
+        fedmrl.run(recipe, out=tmp_path / "run", resume=True)
+
+
 def test_a_changed_split_is_refused(tmp_path):
     recipe = tiny_recipe("standalone", rounds=1)
     fedmrl.run(recipe, out=tmp_path / "run")

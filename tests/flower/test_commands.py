@@ -127,13 +127,30 @@ def test_client_init_makes_a_key_and_a_template_and_says_what_is_not_protected(t
     assert "Not protected: agent and SuperNode run as one user" in " ".join(done.stderr.split())
 
 
-@pytest.mark.parametrize(
-    ("server", "words"), [("fl.example.org", "host and port"), (":1", "host and port"), ("a:b", "host and port")]
-)
-def test_client_init_refuses_an_address_without_host_or_port(tmp_path, server, words):
+@pytest.mark.parametrize("address", ["fl.example.org", ":1", "a:b", "a:99999", "a:0", "a b:8443", "::1:8443", "[a:1"])
+def test_client_init_refuses_what_is_no_address_and_makes_nothing(tmp_path, address):
     make_certificates(tmp_path / "c", ["localhost"])
     with pytest.raises(UserError, match="host and port"):
-        fedmrl("client", "init", tmp_path / "k", "--server", server, "--ca", tmp_path / "c" / "ca.crt")
+        fedmrl("client", "init", tmp_path / "k", "--server", address, "--ca", tmp_path / "c" / "ca.crt")
+    assert not (tmp_path / "k").exists()
+
+
+def test_client_init_takes_an_ipv6_address(tmp_path):
+    make_certificates(tmp_path / "c", ["localhost"])
+    fedmrl("client", "init", tmp_path / "k", "--server", "[::1]:8443", "--ca", tmp_path / "c" / "ca.crt")
+    assert ClientFolder.opened(tmp_path / "k").connection().server == "[::1]:8443"
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [("ca.key", "private key"), ("text", "no certificate"), ("nowhere.crt", "is not there"), (".", "cannot be read")],
+)
+def test_client_init_refuses_what_is_no_certificate_and_makes_nothing(tmp_path, file, words):
+    make_certificates(tmp_path / "c", ["localhost"])
+    (tmp_path / "c" / "text").write_text("x")
+    with pytest.raises(UserError, match=rf"{words}.*name the ca\.crt"):
+        fedmrl("client", "init", tmp_path / "k", "--server", "localhost:1", "--ca", tmp_path / "c" / file)
+    assert not (tmp_path / "k").exists()
 
 
 def test_client_init_can_be_repeated_with_the_same_key(tmp_path):
@@ -154,6 +171,14 @@ def test_client_init_keeps_a_client_toml_that_is_there(tmp_path, dealt):
     make_certificates(tmp_path / "c", ["localhost"])
     fedmrl("client", "init", path, "--server", "localhost:1", "--ca", tmp_path / "c" / "ca.crt")
     assert (path / "client.toml").read_bytes() == before
+
+
+def test_a_damaged_connection_is_told_with_what_to_do(tmp_path):
+    client = ClientFolder(tmp_path)
+    client.node.mkdir()
+    (client.node / "connection.toml").write_text("port = 9200")
+    with pytest.raises(UserError, match=r"connection\.toml is damaged \(server: .*; correct it, or make another folder"):
+        client.connection()
 
 
 def test_client_check_says_what_would_leave(dealt):

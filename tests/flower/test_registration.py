@@ -54,3 +54,10 @@ def test_a_damaged_list_is_refused(tmp_path, change):
     path.write_text(json.dumps(plain))
     with pytest.raises(UserError, match=r"clients\.json"):
         read_registered(path)
+
+
+@pytest.mark.parametrize("text", ["x", "3"])
+def test_what_is_no_list_is_to_be_restored_from_a_copy(tmp_path, text):
+    (tmp_path / "clients.json").write_text(text)
+    with pytest.raises(UserError, match=r"clients\.json is damaged .*; restore it from a copy$"):
+        read_registered(tmp_path / "clients.json")

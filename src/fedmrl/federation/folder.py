@@ -108,7 +108,9 @@ class RunFolder:
             changes = "; ".join(f"{key} was {_shown(before, key)}, is now {_shown(now, key)}" for key in changed)
             raise UserError(f"{path} was started with another recipe: {changes}; use the same, or another output folder")
         split = path / "split.json"
-        if not split.is_file() or split.read_bytes() != split_json(splits).encode():
+        if not split.is_file():
+            raise UserError(f"{split} is missing, by which a run sees that its data has not changed; start it again elsewhere")
+        if split.read_bytes() != split_json(splits).encode():
             raise UserError(f"{split} differs from the split that this recipe now gives: the data has changed since")
         if (then := _comparable(read_origins(path))) != (today := _comparable(recipe.origins)):
             key = min(key for key in then.keys() | today.keys() if then.get(key) != today.get(key))

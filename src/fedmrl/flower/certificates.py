@@ -88,6 +88,39 @@ def _node_key(path: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
+def check_authority(path: Path) -> None:
+    """Raises `UserError` unless a file holds certificates and no private key."""
+    advice = "name the ca.crt that the server's operator gave you"
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        raise UserError(f"{path} is not there; {advice}") from error
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); {advice}") from error
+    if b"PRIVATE KEY" in content:
+        raise UserError(f"{path} holds a private key, which nobody but its owner may have; {advice}")
+    try:
+        x509.load_pem_x509_certificates(content)
+    except ValueError as error:
+        raise UserError(f"{path} holds no certificate; {advice}") from error
+
+
+def check_address(address: str) -> None:
+    """Raises `UserError` unless an address is a host and a port."""
+    host, _, port = address.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    try:
+        _alternative_names([host[1:-1] if bracketed else host])
+        is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and 1 <= int(port) <= 65535
+    except UserError:
+        is_port = False
+    if not is_port or (":" in host and not bracketed):
+        raise UserError(
+            f"server is {address!r}; give host and port, as in fl.example.org:8443 or [2001:db8::1]:8443, "
+            "with a port from 1 to 65535"
+        )
+
+
 def fingerprint_in(path: Path) -> str:
     """The fingerprint of the public key in a client's `.pub` file."""
     try:

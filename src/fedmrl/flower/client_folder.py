@@ -20,7 +20,7 @@ from fedmrl.federation.setup import prepare_alone
 from fedmrl.files import write_whole
 from fedmrl.flower import programs
 from fedmrl.flower.agent import Agent
-from fedmrl.flower.certificates import make_node_key
+from fedmrl.flower.certificates import check_address, check_authority, make_node_key
 from fedmrl.flower.checks import Messages, Refused, approved_recipe
 from fedmrl.flower.client_config import ClientConfig, load_organisation, read_config, template
 from fedmrl.flower.listener import check_socket
@@ -72,6 +72,8 @@ class ClientFolder:
     @classmethod
     def create(cls, path: Path, server: str, authority: Path, port: int = 9200) -> Self:
         """Makes a client's folder with a TOML to fill in, unless there is one, and connects it to a server."""
+        check_address(server)  # before there is a folder
+        check_authority(authority)
         client = cls(path)
         client.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         client.connect(server, authority, port)
@@ -119,7 +121,8 @@ class ClientFolder:
         """How the SuperNode reaches the server."""
         path = self.node / CONNECTION
         try:
-            return checked(path, Connection, tomllib.loads(path.read_text(encoding="utf-8")))
+            plain = tomllib.loads(path.read_text(encoding="utf-8"))
+            return checked(path, Connection, plain, "correct it, or make another folder by 'fedmrl client init'")
         except OSError as error:
             raise UserError(f"{path} cannot be read ({error.strerror}); make it by 'fedmrl client init'") from error
         except ValueError as error:

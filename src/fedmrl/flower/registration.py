@@ -33,7 +33,8 @@ def read_registered(path: Path) -> list[Registered]:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror})") from error
-    found = checked(path, list[Registered], parsed(path, text))
+    advice = "restore it from a copy"
+    found = checked(path, list[Registered], parsed(path, text, advice), advice)
     if [client.number for client in found] != list(range(len(found))):
         raise UserError(f"{path} is damaged: its clients are not numbered 0, 1, 2 …; restore it from a copy")
     for what in ("name", "key"):
