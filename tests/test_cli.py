@@ -694,10 +694,10 @@ def test_completion_knows_what_there_is_and_loads_nothing_that_is_slow(typed, of
 
 def test_what_options_offer_is_what_there_is():
     from fedmrl.data.cifar import CIFAR_FILES
-    from fedmrl.engines import ENGINES
+    from fedmrl.engines import ENGINES, RAY
     from fedmrl.reproduce.experiments import EXPERIMENTS
 
-    assert tuple(ENGINES) == options.ENGINES
+    assert (*ENGINES, RAY) == options.ENGINES
     assert sorted(EXPERIMENTS) == sorted(paper.EXPERIMENTS)
     assert tuple(CIFAR_FILES) == listing.DATASETS
 

@@ -165,7 +165,7 @@ def compare(
     (['finished'], ['FedMRL', 'Standalone'])
     """
     check_callbacks(watch=watch, on_notice=on_notice)
-    check_flags(resume=resume)
+    check_flags(resume=resume, ray=ray)
     if title is not None and not is_line(title):
         raise UserError(f"title is {title!r:.80}; it must be a line of text")
     name, recipes = _recipes(recipe, methods, settings)
