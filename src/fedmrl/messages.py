@@ -87,7 +87,7 @@ def write(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 
 
 class UpTo(NamedTuple):
-    """A size that the sender of a message chooses, from 1 to `most`; equal wherever its name occurs in a choice."""
+    """A size from 1 to `most` that the sender chooses. Within a choice, sizes of the same name are equal."""
 
     name: str
     most: int
@@ -114,7 +114,7 @@ Choice = Mapping[str, TensorForm]
 """Tensors that come together, by name; `*` in a name is the index of a round."""
 
 MessageForm = Sequence[Sequence[Choice]]
-"""The form of a message: of each group it has the tensors of exactly one choice, which may be none."""
+"""The form of a message. From each group, the message has the tensors of exactly one choice; a choice may be empty."""
 
 
 def form_of(content: Mapping[str, Tensor]) -> Choice:

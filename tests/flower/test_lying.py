@@ -101,7 +101,7 @@ LIES = {
     "a private attribute": lambda p: p.evaluate(p.since, {**p.content, "local.extractor.__class__": torch.zeros(1)}),
     "an unknown mode": lambda p: p.evaluate(p.since, p.content, modes=["local"]),
     "a mode that is a path": lambda p: p.evaluate(p.since, p.content, modes=["../../etc/passwd"]),
-    "content that is said not to be there": lambda p: p.ask(
+    "arrays in a message that declares none": lambda p: p.ask(
         Evaluate(run=p.run, since=p.since, content=False, modes=["mix-large"]), p.content
     ),
     "a hello with arrays": lambda p: p.ask(Hello(run="r", client=0, recipe=p.recipe.to_toml()), p.content),

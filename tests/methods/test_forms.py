@@ -1,4 +1,4 @@
-"""What each method's messages look like is said by the method, and holds for every message of a run."""
+"""Every message of a run has the form that its method declares."""
 
 from dataclasses import replace
 

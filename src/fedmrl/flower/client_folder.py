@@ -168,7 +168,7 @@ class ClientFolder:
 
 
 def serve(client: ClientFolder, agent_only: bool = False) -> None:
-    """Runs a client's agent, and its SuperNode, until it is told to stop."""
+    """Runs a client's agent and its SuperNode until it is interrupted."""
     node_command = None if agent_only else client.supernode()  # read first, so that a mistake in it starts nothing
     if not agent_only:
         advice = "a SuperNode that was left behind may hold it: end it, or change port in node/connection.toml"

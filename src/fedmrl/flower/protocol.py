@@ -1,7 +1,7 @@
 """The messages between an organisation's agent and its peer: numbers, names, and in `hello` the recipe's text.
 
 A request goes to the agent; it replies with the message of the same name and `-ok`, or with `error`. Rounds are counted
-from 0. `since` names the client's state after a round, null the initial one. Which arrays a message has is said with it.
+from 0. `since` names the client's state after a round; null is the initial state. Each message's docstring lists its arrays.
 """
 
 import secrets
