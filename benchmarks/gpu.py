@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedmrl.methods import METHODS
-from fedmrl.reproduce.experiments import chosen
+from fedmrl.reproduce.experiments import tuned_settings
 
 BESIDE = Path(__file__).parent
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
@@ -52,7 +52,7 @@ def measurements(cache: Path) -> Iterator[Measurement]:
     """In the order of their weight: what is cut off by the time is what matters least."""
     steps, optimiser = (
         _set(*STEPS_ALONE),
-        _set(*(f"{key}={json.dumps(value)}" for key, value in chosen()["cifar10"]["all"].items())),
+        _set(*(f"{key}={json.dumps(value)}" for key, value in tuned_settings()["cifar10"]["all"].items())),
     )
     bf16 = _set("training.precision=bf16")
     bench = ("-m", "fedmrl", "bench", "paper/cifar10-n10", "--noise", *steps)

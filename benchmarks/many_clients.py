@@ -15,7 +15,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -44,7 +46,7 @@ def held() -> int:
     return pages * resource.getpagesize()
 
 
-def measure(clients: int, file: Path) -> dict[str, object]:
+def measure(clients: int, file: Path) -> dict[str, Any]:
     """One number of clients, in this process. Every client has 20 samples, however many clients there are."""
     import fedmrl
     from fedmrl.data import sources
@@ -66,7 +68,7 @@ def measure(clients: int, file: Path) -> dict[str, object]:
     )
     data = sources.load(recipe.data)
     cut = SAMPLES // max(CLIENTS) * clients
-    data = type(data)(**{**data.__dict__, "x": data.x[:cut], "y": data.y[:cut], "official_train": cut})
+    data = replace(data, x=data.x[:cut], y=data.y[:cut], official_train=cut)
     before = held()
     with tempfile.TemporaryDirectory() as folder:
         run = fedmrl.run(recipe, data=data, store="disk", out=Path(folder) / "run")
@@ -81,7 +83,7 @@ def measure(clients: int, file: Path) -> dict[str, object]:
     }
 
 
-def figure(rows: list[dict[str, object]], path: Path) -> None:
+def figure(rows: list[dict[str, Any]], path: Path) -> None:
     """Both against the number of clients."""
     from matplotlib.figure import Figure
 

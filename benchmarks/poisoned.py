@@ -17,7 +17,7 @@ import torch
 
 import fedmrl
 from fedmrl.engines import Setting
-from fedmrl.federation.clients import Reply, Request
+from fedmrl.federation.clients import NoReply, Reply, Request
 from fedmrl.federation.launch import pick_device
 from fedmrl.federation.server import Federation
 from fedmrl.federation.setup import prepare, schedule
@@ -38,11 +38,11 @@ class OneLies(SimulatedClients):
         super().__init__([setting])
         self._attack, self._seed = attack, seed
 
-    def train(self, round_: Round, requests: Sequence[Request], upcoming: Sequence[Request] = ()) -> list[Reply]:
+    def train(self, round_: Round, requests: Sequence[Request], upcoming: Sequence[Request] = ()) -> list[Reply | NoReply]:
         """As they train, with the liar's upload replaced."""
         replies = super().train(round_, requests, upcoming)
         for reply in replies:
-            if reply.client == LIAR:
+            if isinstance(reply, Reply) and reply.client == LIAR:
                 reply.upload.update(self._lie(reply.upload, round_))
         return replies
 

@@ -20,7 +20,7 @@ import torch
 
 import fedmrl
 from fedmrl.report.figures import new_figure
-from fedmrl.report.tables import seeds_said
+from fedmrl.report.tables import format_seeds
 
 SETTINGS = {
     "participation": 1.0,
@@ -72,7 +72,7 @@ def figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
             axes.annotate(says, (0.01, mean), xycoords=("axes fraction", "data"), color=colour, va="bottom", fontsize=9)
     axes.set_xscale("log")
     axes.set_xlabel(f"ε at δ = {PRIVACY['privacy.delta']}, central noise (smaller protects more)")
-    axes.set_ylabel(f"accuracy of all clients (%), {seeds_said(row['seed'] for row in rows)}")
+    axes.set_ylabel(f"accuracy of all clients (%), {format_seeds(row['seed'] for row in rows)}")
     axes.grid(visible=True, color="#dddddd", linewidth=0.5)
     axes.spines[["top", "right"]].set_visible(False)
     drawing.savefig(path, dpi=150)

@@ -172,7 +172,7 @@ def table(folder: Path) -> str:
 
 
 def label(row: Point) -> str:
-    return row["method.name"] + (f" d1={row['method.d1']}" if "method.d1" in row else "")
+    return f"{row['method.name']} d1={row['method.d1']}" if "method.d1" in row else str(row["method.name"])
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ class PlainClient:
     def __init__(self, setting: Setting, client: int) -> None:
         shape, classes = setting.data.shape, len(setting.data.classes)
         self.local: Split = setting.members[client].model.build(shape, classes)
-        self.small: Split = setting.small.with_dim(100).build(shape, classes)
+        self.small: Split = setting.terms.common.small.with_dim(100).build(shape, classes)
         self.projector = nn.Linear(100 + self.local.dim, self.local.dim)
         mean, std = (torch.tensor(v, dtype=torch.float32).reshape(3, 1, 1) for v in (setting.data.mean, setting.data.std))
         own = setting.members[client]
@@ -47,17 +47,17 @@ class PlainClient:
     def train(self) -> None:
         parameters = [*self.local.parameters(), *self.small.parameters(), *self.projector.parameters()]
         optimiser = torch.optim.SGD(parameters, lr=0.01)
-        for batch in torch.randperm(len(self.y)).split(64):
+        for batch in torch.split(torch.randperm(len(self.y)), 64):
             fused, y = self.fused(self.x[batch]), self.y[batch]
             loss = F.cross_entropy(self.small.header(fused[:, :100]), y) + F.cross_entropy(self.local.header(fused), y)
             optimiser.zero_grad()
-            loss.backward()
+            torch.autograd.backward(loss)
             optimiser.step()
 
     @torch.no_grad()
     def accuracy(self) -> float:
         right = 0
-        for x, y in zip(self.test_x.split(500), self.test_y.split(500), strict=True):
+        for x, y in zip(torch.split(self.test_x, 500), torch.split(self.test_y, 500), strict=True):
             right += int((self.local.header(self.fused(x)).argmax(dim=1) == y).sum())
         return right / len(self.test_y)
 

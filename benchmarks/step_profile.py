@@ -98,7 +98,7 @@ def profiled(engine: BatchedEngine, steps: int) -> list[Kernel]:
 
 
 def _ran(event: Any, on_gpu: bool) -> bool:
-    return not on_gpu or event.device_type == torch.autograd.DeviceType.CUDA
+    return not on_gpu or event.device_type.name == "CUDA"
 
 
 def main() -> None:
