@@ -53,19 +53,27 @@ def lines_of(axes, method):
 # Accuracy by round
 
 
-def test_curves_have_a_panel_for_each_dataset_and_federation():
+def test_curves_have_a_panel_for_each_dataset_and_federation_that_was_run():
     figure = curves_figure(measurements(cell(), cell("cifar100-n10", "fml")), "fair")
     titles = [axes.get_title(loc="left") or axes.get_title() for axes in figure.axes]
-    assert len(titles) == 6 and titles[2] == "CIFAR-10, N=100, C=10%" and titles[3] == "CIFAR-100, N=10, C=100%"
-    assert texts(figure.axes[0]) == ["not measured"] and texts(figure.axes[2]) == []
-    assert legend(figure) == ["FML", "FedMRL"]
+    assert titles == [f"{data}, {of}" for data in ("CIFAR-10", "CIFAR-100") for of in ("N=10, C=100%", "N=100, C=10%")]
+    assert texts(figure.axes[0]) == ["not measured"] and texts(figure.axes[1]) == []
+    assert legend(figure) == ["FML", "FedMRL"] and "No runs with N=50." in note(figure)
+
+
+def test_the_curves_of_a_single_federation_stand_side_by_side_with_limits_of_their_own():
+    low = {"all": CellCurve(rounds=[1, 2], own=[0, 0], aggregated=[0.1, 0.2])}
+    figure = curves_figure(measurements(cell(), cell("cifar100-n100", curves=low)), "fair")
+    left, right = figure.axes
+    assert left.get_position().y0 == pytest.approx(right.get_position().y0)
+    assert right.get_ylim()[1] < 25 < left.get_ylim()[1]
 
 
 def test_a_curve_is_the_mean_over_seeds_with_their_range():
     first = {"all": CellCurve(rounds=[1, 2], own=[0, 0], aggregated=[0.2, 0.4])}
     second = {"all": CellCurve(rounds=[1, 2], own=[0, 0], aggregated=[0.4, 0.8])}
     figure = curves_figure(measurements(cell(curves=first), cell(seed=1, curves=second), cell(variant="fml")), "fair")
-    axes = figure.axes[2]
+    axes = figure.axes[0]
     (line,) = lines_of(axes, "fedmrl")
     assert line.get_ydata() == pytest.approx([30, 60])
     (band,) = axes.collections  # FML has one seed, and so no band
@@ -98,7 +106,7 @@ def test_seeds_are_drawn_where_all_have_a_value():
 
 def test_the_papers_curve_is_smoothed_and_what_was_measured_is_faint():
     noisy = {"participants": CellCurve(rounds=list(range(1, 101)), own=[0.4, 0.6] * 50)}
-    axes = curves_figure(measurements(cell(curves=noisy)), "paper").axes[2]
+    axes = curves_figure(measurements(cell(curves=noisy)), "paper").axes[0]
     raw, smooth = lines_of(axes, "fedmrl")
     assert raw.get_alpha() < 0.3 and np.ptp(raw.get_ydata()) == pytest.approx(20)
     assert np.ptp(smooth.get_ydata()[5:-5]) < 5
@@ -114,7 +122,7 @@ def test_what_is_left_out_of_the_curves_is_said():
     figure = curves_figure(measurements(cell(), diverged(variant="fd"), diverged("cifar10-n50", "fml")), "fair")
     assert "Failed to converge: FD (CIFAR-10 N=100); FML (CIFAR-10 N=50)." in note(figure)
     assert "Not measured: CIFAR-10 N=100 (Standalone, LG-FedAvg, FedProto, FML, FedKD, FedAPEN)." in note(figure)
-    assert texts(figure.axes[1]) == ["failed to converge"]
+    assert texts(figure.axes[0]) == ["failed to converge"]
 
 
 # Each client
@@ -182,6 +190,15 @@ def test_costs_are_bars_with_their_numbers_or_a_word():
     assert [axes.get_xscale() for axes in (rounds, parameters, flops)] == ["linear", "log", "linear"]
     assert parameters.get_xlabel() == "parameters per client (log scale)"
     assert [label.get_text() for label in rounds.get_yticklabels()][-1] == "FedMRL"
+
+
+def test_costs_have_no_panel_for_a_target_that_no_method_reached():
+    both = [cell(variant=method, **reaching(0.86, 40, 2e6, 3e12)) for method in ("fedmrl", "fml")]
+    figure = costs_figure(measurements(*both), "fair")
+    titles = [axes.get_title(loc="left") or axes.get_title() for axes in figure.axes[::3]]
+    assert titles == ["CIFAR-10, N=100, C=10%: until 85% accuracy"]
+    assert "Reached by no measured method: 90% on CIFAR-10, 50% on CIFAR-100." in note(figure)
+    assert costs_figure(measurements(cell(**reaching(0.9))), "fair") is None
 
 
 def test_costs_as_the_paper_counts_are_the_participants():
@@ -257,7 +274,7 @@ def test_a_sweep_is_over_the_seeds_that_all_its_points_have():
 
 
 def test_curves_and_costs_say_which_mean_is_over_fewer_seeds():
-    cells = [cell(**reaching(0.9)), cell(seed=1, **reaching(0.9)), cell(variant="fml", **reaching(0.9))]
+    cells = [cell(**reaching(0.9, 5)), cell(seed=1, **reaching(0.9, 5)), cell(variant="fml", **reaching(0.9, 5))]
     for figure in (curves_figure(measurements(*cells), "fair"), costs_figure(measurements(*cells), "fair")):
         assert "Over fewer seeds than others: FML (CIFAR-10 N=100: seed 0)." in note(figure)
 
@@ -316,7 +333,7 @@ def test_a_reproduction_that_is_under_way_becomes_files(tmp_path):
     assert [path.name for path in written] == [f"{name}.{suffix}" for name in FIGURES for suffix in ("png", "svg", "pdf")]
     folder = tmp_path / "figures"
     svg = (folder / "curves.svg").read_text()
-    assert "<!-- Digits, N=20, C=25% -->" in svg and "<!-- not measured -->" in svg and "<text" not in svg
+    assert "<!-- Digits, N=20, C=25% -->" in svg and "No runs with N=" in svg and "<text" not in svg
     pdf = (folder / "curves.pdf").read_bytes()
     assert b"/Type3" not in pdf and b"/FontFile2" in pdf  # TrueType, embedded: what a camera-ready paper has to have
 

@@ -25,6 +25,7 @@ from fedmrl.reproduce.measurements import (
     TITLES,
     Measurement,
     Measurements,
+    dataset_title,
     fewer_seeds,
     finished_seeds,
     over_common_seeds,
@@ -158,14 +159,19 @@ def _grouped(pairs: Sequence[tuple[str, str]]) -> str:
 
 
 def curves_figure(measurements: Measurements, protocol: Protocol) -> "Figure | None":
-    """Draws accuracy by round in a panel for each dataset and federation; curves of the paper's protocol are smoothed."""
-    columns, wide = measurements.columns(), len(measurements.scale.federations)
-    found = {c: measurements.methods(c.setting) for c in columns}
+    """Draws accuracy by round: a row for each dataset, a column for each federation that was run; one federation makes a row.
+
+    Curves of the paper's protocol are smoothed.
+    """
+    everywhere = measurements.columns()
+    found = {c: measurements.methods(c.setting) for c in everywhere}
+    run = {c.federation for c in everywhere if any(one.state in ("finished", "failed") for one in found[c].values())}
+    columns = [c for c in everywhere if c.federation in run]
     shown = [c for c in columns if any(measurement.state == "finished" for measurement in found[c].values())]
     if not shown:
         return None
-    rows = len(measurements.scale.datasets)
-    figure, panels = _panels(rows, wide, (WIDTH, 0.55 + 1.5 * rows), sharey="row")
+    rows, wide = (1, len(columns)) if len(run) == 1 else (len(measurements.scale.datasets), len(run))
+    figure, panels = _panels(rows, wide, (WIDTH, 0.55 + 1.5 * rows), sharey="row" if rows > 1 else False)
     for number, (axes, column) in enumerate(zip(panels, columns, strict=True)):
         axes.set_title(column.title)
         if column not in shown:
@@ -178,9 +184,9 @@ def curves_figure(measurements: Measurements, protocol: Protocol) -> "Figure | N
         _round_ticks(axes.xaxis, whole=True)
         if number // wide == rows - 1:
             axes.set_xlabel("communication round")
-    for row in range(rows):
-        here = slice(row * wide, (row + 1) * wide)
-        _fit([axes for axes, column in zip(panels[here], columns[here], strict=True) if column in shown])
+    together = [range(row * wide, (row + 1) * wide) for row in range(rows)] if rows > 1 else [[n] for n in range(wide)]
+    for here in together:  # panels of one dataset share their limits
+        _fit([panels[number] for number in here if columns[number] in shown])
     drawn = [m for m in METHOD_ORDER if any(found[c][m].state == "finished" for c in shown)]
     _legend(figure, {TITLES[method]: STYLES[method] for method in drawn}, columns=len(drawn) if len(drawn) < 6 else 4)
     absent = [
@@ -189,7 +195,16 @@ def curves_figure(measurements: Measurements, protocol: Protocol) -> "Figure | N
         for column in columns
         if column in shown or found[column][method].state == "failed"  # an empty panel shows the reason itself
     ]
-    _notes(figure, [_curve_note(found.values(), protocol), _fewer_note({c.short: found[c] for c in shown}), *_absences(absent)])
+    never = dict.fromkeys(c.federation_title.partition(",")[0] for c in everywhere if c.federation not in run)
+    _notes(
+        figure,
+        [
+            _curve_note((found[c] for c in columns), protocol),
+            _fewer_note({c.short: found[c] for c in shown}),
+            *_absences(absent),
+            f"No runs with {' or '.join(never)}." if never else "",
+        ],
+    )
     return figure
 
 
@@ -349,10 +364,15 @@ def _room_for_text(sorted_points: Sequence[Values]) -> tuple[float, float]:
 
 
 def costs_figure(measurements: Measurements, protocol: Protocol) -> "Figure | None":
-    """Draws rounds, parameters and FLOPs until each target, in one row of panels for each."""
+    """Draws rounds, parameters and FLOPs until each target that a method reached, in one row of panels for each."""
     found = {dataset: measurements.methods(measurements.main(dataset).setting) for dataset in measurements.scale.datasets}
-    rows = [(dataset, target) for dataset in found for target in measurements.targets(dataset)]
-    if not any(measurement.cost(protocol, target, "rounds") for d, target in rows for measurement in found[d].values()):
+    targets = [(dataset, target) for dataset in found for target in measurements.targets(dataset)]
+    rows = [
+        (dataset, target)
+        for dataset, target in targets
+        if any((cost := one.cost(protocol, target, "rounds")) and cost.values for one in found[dataset].values())
+    ]
+    if not rows:
         return None
     figure, panels = _panels(len(rows), len(COSTS), (WIDTH, 0.1 + 1.6 * len(rows)), sharey=True)
     for (axes, what), (dataset, target) in zip(
@@ -372,7 +392,9 @@ def costs_figure(measurements: Measurements, protocol: Protocol) -> "Figure | No
     several = any(len(measurement.cells) > 1 for of in found.values() for measurement in of.values())
     seeds = "Mean over seeds; (k/n): mean over the k of n seeds that reached the target." if several else ""
     fewer = _fewer_note({measurements.main(dataset).short: of for dataset, of in found.items()})
-    _notes(figure, [way, f"Parameters: sent and received. {seeds}".strip(), fewer])
+    unreached = [f"{100 * target:g}% on {dataset_title(d)}" for d, target in targets if (d, target) not in rows]
+    never = f"Reached by no measured method: {', '.join(unreached)}." if unreached else ""
+    _notes(figure, [way, f"Parameters: sent and received. {seeds}".strip(), fewer, never])
     return figure
 
 
