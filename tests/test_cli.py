@@ -274,9 +274,9 @@ MISTAKES = [
     (["run", "paper/cifar10-n10", "--set", "data.dir=."], "data_batch_1.bin is missing and 5 more"),
     (["run", "corrupt"], "is not the official file (its MD5 differs)"),
     (["run", "quickstart", "--set", "data.name=arrays", "--set", "data.file=bad.npz"], "cannot be read as an .npz file"),
-    (["run", "quickstart", "--out", "used"], "used already holds a run; choose another output folder, or resume the run"),
-    (["run", "quickstart", "--out", "full"], "full is not empty; choose a new output folder"),
-    (["run", "quickstart", "--out", "broken.toml"], "broken.toml is a file; the output must be a folder"),
+    (["run", "quickstart", "--out", "used"], "used already holds a run; name another folder as out, or resume the run"),
+    (["run", "quickstart", "--out", "full"], "full is not empty; name a new folder as out, or delete this one"),
+    (["run", "quickstart", "--out", "broken.toml"], "broken.toml is a file; name a folder as out"),
     (["run", "quickstart", "--out", "used", "--resume"], "used was started with another recipe: "),
     (["run", "quickstart", "--out", "full", "--resume"], "full holds no run to resume"),
     (["run", "quickstart", "--resume"], "--resume needs the folder of the run"),
@@ -356,6 +356,14 @@ def test_partition_prints_a_table_and_a_picture(fedmrl):
     code, out, _ = fedmrl("partition", "quickstart", "--json")
     rows = json.loads(out)["clients"]
     assert code == 0 and sum(sum(r["train"]) + sum(r["test"]) for r in rows) == 1797
+
+
+def test_partition_counts_training_samples_only(fedmrl):
+    out = fedmrl("partition", "quickstart")[1].replace("\n", " ")
+    data = json.loads(fedmrl("partition", "quickstart", "--json")[1])
+    assert "classes (training samples)" in out
+    train = data["clients"][0]["train"]
+    assert ", ".join(f"{c} ({n})" for c, n in zip(data["classes"], train, strict=True) if n) in out
 
 
 def test_partition_writes_a_file_only_where_it_is_asked_to(fedmrl):
@@ -515,6 +523,29 @@ def test_ctrl_c_before_a_run_has_begun_says_so(fedmrl, monkeypatch):
     monkeypatch.setattr("fedmrl.federation.launch.prepare", stop)
     code, _, err = fedmrl("run", "quickstart", *TINY)
     assert (code, err) == (130, "fedmrl: stopped before training began\n") and not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "stops", "says"),
+    [
+        ("bench", "fedmrl.bench.measure", "stopped before every row was measured, so nothing is written; to measure fewer"),
+        ("partition", "fedmrl.data.sources.load", "stopped; repeat the command to start again"),
+    ],
+)
+def test_ctrl_c_in_a_command_that_does_not_train_speaks_of_no_training(fedmrl, monkeypatch, command, stops, says):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stops, stop)
+    code, _, err = fedmrl(command, "quickstart")
+    assert code == 130 and says in err and "training" not in err
+
+
+def test_a_second_demo_says_that_its_folder_is_there_and_what_to_do(fedmrl):
+    Path("federation-demo").mkdir()
+    Path("federation-demo", "server.toml").touch()
+    code, _, err = fedmrl("demo", "federation")
+    assert (code, err) == (2, "fedmrl: federation-demo is not empty; delete it, or name a new folder with --out\n")
 
 
 def test_a_run_on_files_named_by_set_goes_on_from_its_folder(fedmrl):

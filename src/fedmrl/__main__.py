@@ -28,7 +28,7 @@ def main() -> None:
 
 def _stop(*_: Any) -> None:
     """Exits at once, as an exception during an import may be mistaken for a failed import."""
-    os.write(2, b"fedmrl: stopped before training began\n")
+    os.write(2, b"fedmrl: stopped before it began\n")
     os._exit(130)
 
 

@@ -247,6 +247,8 @@ def demo_federation(
     from fedmrl.flower.demo import run_demo
     from fedmrl.report.page import write_page
 
+    if folder.is_dir() and any(folder.iterdir()):
+        raise UserError(f"{folder} is not empty; delete it, or name a new folder with --out")
     try:
         result = run_demo(folder, notice)
     except KeyboardInterrupt:

@@ -132,11 +132,11 @@ def _of_columns(title: str, places: Iterable[int], rows: Sequence[Sequence[str]]
 
 def split(named: NamedRecipe, data: Dataset, counts: Sequence[Sequence[NDArray[np.integer[Any]]]]) -> None:
     """Prints each client's samples by class; `counts` holds training and test counts."""
-    title = f"{named.name}: {data.name} on {len(counts)} clients"
-    made = table(title, "client", "model", "train", "test", "classes (samples)", wraps="classes (samples)")
+    title, by_class = f"{named.name}: {data.name} on {len(counts)} clients", "classes (training samples)"
+    made = table(title, "client", "model", "training", "test", by_class, wraps=by_class)
     models_of = named.recipe.models.of_clients(len(counts))
     for client, (train, test) in enumerate(counts):
-        has = ", ".join(f"{data.classes[c]} ({n})" for c, n in enumerate(train + test) if n)
+        has = ", ".join(f"{data.classes[c]} ({n})" for c, n in enumerate(train) if n)
         made.add_row(str(client), models_of[client].label, str(train.sum()), str(test.sum()), has)
     show(made)
 

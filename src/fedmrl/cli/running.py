@@ -270,11 +270,14 @@ def bench(
 
     named = load_named(recipe, settings or [], imports=imports or [], on_notice=notice)
     check_parent(out_file, "--out")
-    with working(err()) as on_step:
-        result = measure(
-            named.recipe, named.name, device=device, ways=split_names(ways), precisions=split_names(precisions), fused=fused,
-            repeats=repeats, on_noise=noise, on_row=notice, on_step=on_step,
-        )  # fmt: skip
+    try:
+        with working(err()) as on_step:
+            result = measure(
+                named.recipe, named.name, device=device, ways=split_names(ways), precisions=split_names(precisions), fused=fused,
+                repeats=repeats, on_noise=noise, on_row=notice, on_step=on_step,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        end("stopped before every row was measured, so nothing is written; to measure fewer, use --ways or --precisions", 130)
     made = table(f"{named.name}, {result['method']}: {result['clients']} clients a round on {result['device']}", *BENCH_COLUMNS)
     for row in result["rows"]:
         made.add_row(*row["shown"])

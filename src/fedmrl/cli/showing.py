@@ -54,7 +54,7 @@ def partition(
     out_file: Annotated[Path | None, typer.Option("--out", help="also write a figure to this .png, .svg or .pdf file")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the split of the data: each client's samples by class."""
+    """Show the split of the data: each client's training samples by class."""
     import numpy as np
 
     from fedmrl.cli import render
@@ -78,6 +78,6 @@ def partition(
         return
     render.split(named, data, counts)
     if out_file is not None:
-        each = np.array([train + test for train, test in counts])
-        partition_figure(HeatMap(each, data.classes), f"{named.name}: samples by client and class", out_file)
+        training = np.array([train for train, _ in counts])
+        partition_figure(HeatMap(training, data.classes), f"{named.name}: training samples by client and class", out_file)
         say(f"Figure: {out_file}")

@@ -272,7 +272,7 @@ def difference_chart(first: str, second: str, gain: Style, loss: Style, points: 
 
 @dataclass(frozen=True)
 class HeatMap:
-    """The number of samples by client (K) and class (C); colours range from `low` to `high`."""
+    """The number of training samples by client (K) and class (C); colours range from `low` to `high`."""
 
     counts_KC: NDArray[np.int64]
     classes: Sequence[str]
@@ -302,7 +302,7 @@ class HeatMap:
 
 
 def heat_map(split: Sequence[Mapping[int, int]], classes: Sequence[str]) -> HeatMap:
-    """Describes a split, given as the number of samples by class for each client."""
+    """Describes a split, given as the number of training samples by class for each client."""
     counts_KC = np.zeros((len(split), len(classes)), dtype=np.int64)
     for client, own in enumerate(split):
         for label, count in own.items():
