@@ -139,10 +139,10 @@ def test_compare_gives_one_table_one_figure_and_the_same_split_to_all(fedmrl):
     assert all(title in out for title in ("FedMRL", "Standalone", "FedProto", "accuracy.png"))
     table = Path("c/table.md").read_text()
     assert (
-        table.startswith("| method | fair | own copies | best round | worst client |")
+        table.startswith("| method | fair | own | paper | worst client | sent and received |")
         and len([line for line in table.splitlines() if line[:1] == "|"]) == 5
     )
-    assert "own copies: last round, all clients, with the copy" in table
+    assert "- own: all clients after the last round, each with the copy of the shared part" in table
     assert Path("c/accuracy.png").read_bytes().startswith(b"\x89PNG") and "<svg" in Path("c/accuracy.svg").read_text()
     assert Path("c/accuracy.pdf").read_bytes().startswith(b"%PDF")
     latex = Path("c/table.tex").read_text()

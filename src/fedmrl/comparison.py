@@ -31,7 +31,15 @@ from fedmrl.report.grid import comparison_grid, to_latex
 from fedmrl.report.page import page
 from fedmrl.report.runs import make_series, names_apart
 from fedmrl.report.styles import StyleKey, choose_styles
-from fedmrl.report.tables import COLUMN_NOTE, COMPARISON_COLUMNS, comparison_rows, finished_results, format_seeds, markdown
+from fedmrl.report.tables import (
+    COLUMN_NOTES,
+    COMPARISON_COLUMNS,
+    comparison_rows,
+    finished_results,
+    format_seeds,
+    markdown,
+    worst_notes,
+)
 from fedmrl.results import PROTOCOLS, DivergedRun, Outcome, RunResult
 
 
@@ -78,7 +86,12 @@ class Comparison:
 
     def table(self) -> str:
         """The table, as Markdown."""
-        return f"{markdown(COMPARISON_COLUMNS, self.rows)}\n{COLUMN_NOTE}\n"
+        return "\n".join([markdown(COMPARISON_COLUMNS, self.rows), *(f"- {note}" for note in self.notes), ""])
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences that explain the table."""
+        return [*COLUMN_NOTES, *worst_notes(self.titles, self.outcomes)]
 
     def __str__(self) -> str:
         return f"{self.title}\n\n{self.table()}"

@@ -254,8 +254,7 @@ def demo_federation(
     except KeyboardInterrupt:
         end("stopped; all of its processes have ended", 130)
     assert result.folder is not None
-    render.one_run(result.recipe, result, result.folder)
-    say(f"The page: {write_page([result.folder], result.folder / 'report.html')}")
+    render.one_run(result.recipe, result, result.folder, write_page([result.folder]))
 
 
 def _foreground(command: Sequence[str], env: Mapping[str, str]) -> None:

@@ -273,8 +273,8 @@ def bench(
     try:
         with working(err()) as on_step:
             result = measure(
-                named.recipe, named.name, device=device, ways=split_names(ways), precisions=split_names(precisions), fused=fused,
-                repeats=repeats, on_noise=noise, on_row=notice, on_step=on_step,
+                named.recipe, named.name, device=device, ways=split_names(ways), precisions=split_names(precisions),
+                fused=fused, repeats=repeats, on_noise=noise, on_row=notice, on_step=on_step,
             )  # fmt: skip
     except KeyboardInterrupt:
         end("stopped before every row was measured, so nothing is written; to measure fewer, use --ways or --precisions", 130)

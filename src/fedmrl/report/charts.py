@@ -147,7 +147,7 @@ def line_chart(
 
 
 def accuracy_chart(series: Sequence[tuple[str, Style, Sequence[RunResult]]], protocol: Protocol) -> LineChart:
-    """Describes accuracy by round, with one line for each series; under the paper's protocol, rings mark the best rounds."""
+    """Describes accuracy by round, with one line for each series; under the protocol `paper`, rings mark the best rounds."""
     curves = [
         Curve(
             name,
@@ -161,7 +161,7 @@ def accuracy_chart(series: Sequence[tuple[str, Style, Sequence[RunResult]]], pro
         for name, style, runs in series
     ]
     label = "Accuracy by round. Use the left and right arrow keys to read each round."
-    whose = "the round’s clients" if protocol == "paper" else "all clients"
+    whose = "the round’s participants" if protocol == "paper" else "all clients"
     return line_chart(curves, label, "communication round", f"accuracy of {whose} (%)")
 
 

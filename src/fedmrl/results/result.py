@@ -259,7 +259,7 @@ class RunResult(_Outcome):
 
     @property
     def best(self) -> LastAndBest:
-        """The accuracy that the paper's protocol counts, with its round."""
+        """The accuracy that the protocol `paper` counts, with its round."""
         return self.accuracy.participants.own[self.mode]
 
     def of_clients(self, protocol: Protocol = "fair") -> list[float]:
