@@ -54,7 +54,7 @@ def test_run_writes_a_whole_folder_and_says_what_came_out(fedmrl):
     assert sorted(p.name for p in folder.iterdir()) == expected
     summary = json.loads((folder / "summary.json").read_text())
     final = summary["accuracy"]["all"]["aggregated"]["mix-large"]["last"]
-    assert f"mean over all 4 clients: {final:.1%}" in out and str(folder) in out
+    assert f"fair: {100 * final:.1f} %, mean over all clients" in out and str(folder) in out
     assert len((folder / "rounds.jsonl").read_text().splitlines()) == 2
     assert len((folder / "clients.csv").read_text().splitlines()) == 5
     assert not list(folder.rglob("*.pkl")) and not list(folder.rglob("*.pt"))
@@ -206,13 +206,18 @@ def test_an_interrupted_comparison_goes_on(fedmrl, monkeypatch):
             raise KeyboardInterrupt
         return real(self, round_, turn)
 
-    command = ["compare", "quickstart", *TINY, "--methods", "fedmrl,standalone", "--out", "c"]
+    command = ["compare", "quickstart", *TINY, "--methods", "fedmrl,standalone,fd", "--out", "c"]
     monkeypatch.setattr(ReferenceEngine, "_train_one", stop)
     code, _, err = fedmrl(*command)
     assert code == 130 and "stopped before the first round ended" in err and "--out c --resume" in err
+    assert fedmrl("report", "c")[0] == 0
+    page = Path("c/report.html").read_text()
+    assert "Left out: c/standalone is not finished" in page
+    assert "Left out: fd has not begun; repeat the command of the comparison with --out c --resume." in page
     monkeypatch.setattr(ReferenceEngine, "_train_one", real)
     code, out, _ = fedmrl(*command, "--resume")
-    assert code == 0 and "Standalone" in out
+    assert code == 0 and "Standalone" in out and "Page: c/report.html" in out and "To see it as a page" not in out
+    assert "Left out" not in Path("c/report.html").read_text()
 
 
 def test_several_seeds_are_one_run_with_a_folder_for_each(fedmrl):

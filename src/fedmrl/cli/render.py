@@ -45,7 +45,7 @@ def one_run(recipe: Recipe, result: RunResult, folder: Path, page: Path | None =
     for protocol, says in PROTOCOLS.items():
         prose(f"{protocol}: {mean_percent([result.headline(protocol)])}, mean over {says}.")
     say(f"Files in {folder}: summary.json, clients.csv, rounds.jsonl, config.toml, split.json")
-    say(f"Page: {page}" if page else _page_hint(folder))
+    say(f"Page: {page}   (open it in a browser)" if page else _page_hint(folder))
 
 
 def leaves(named: NamedRecipe, sheet: Leaves) -> None:
@@ -119,8 +119,8 @@ def comparison(result: Comparison, folder: Path) -> None:
             for sentence in format_privacy(one) if isinstance(one, RunResult) else ():
                 prose(f"{titled}, seed {one.seed}: {sentence}")
     if result.results:
+        say(f"Page: {folder / 'report.html'}   (open it in a browser)")
         say(f"Figure: {folder / 'accuracy.png'}   Table: {folder / 'table.md'}   Each run: {folder}/*/")
-        say(_page_hint(folder))
 
 
 def _of_columns(title: str, places: Iterable[int], rows: Sequence[Sequence[str]]) -> Table:
