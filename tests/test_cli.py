@@ -733,8 +733,8 @@ def test_what_options_offer_is_what_there_is():
     from fedmrl.engines import ENGINES, RAY
     from fedmrl.reproduce.experiments import EXPERIMENTS
 
-    assert (*ENGINES, RAY) == options.ENGINES
-    assert sorted(EXPERIMENTS) == sorted(paper.EXPERIMENTS)
+    assert (*ENGINES, RAY) == options.ENGINE_NAMES
+    assert sorted(EXPERIMENTS) == sorted(paper.EXPERIMENT_NAMES)
     assert tuple(CIFAR_FILES) == listing.DATASETS
 
 

@@ -43,7 +43,7 @@ def test_what_is_stopped_while_it_loads_says_so_and_shows_no_traceback(tmp_path,
     assert process.returncode == 130 and out == ""
     assert "Traceback" not in err and err.splitlines()[-1].startswith("fedmrl: stopped "), err
     if seconds < 0.4:
-        assert err == "fedmrl: stopped before it began\n" and not list(tmp_path.iterdir())
+        assert err == "fedmrl: stopped before training began\n" and not list(tmp_path.iterdir())
 
 
 def test_a_program_that_is_started_to_ignore_ctrl_c_does(tmp_path):

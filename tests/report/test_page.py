@@ -200,7 +200,7 @@ def test_a_run_of_an_older_version_has_a_page_without_a_heat_map(runs):
     change(runs / "fedmrl-seed-0", split=None, class_names=None, engine=None)
     data = data_of(runs / "fedmrl-seed-0")
     federation = data["federations"][0]
-    assert federation["split"] is None and len(column_of(federation, "train samples")) == 4
+    assert federation["split"] is None and len(column_of(federation, "training samples")) == 4
     assert "older version" in federation["splitSays"]
     assert write_page([runs / "fedmrl-seed-0"]).is_file()
 

@@ -19,7 +19,7 @@ from fedmrl.cli.options import (
     OnRay,
     Out,
     RecipeName,
-    Settings,
+    SettingsOption,
     StoreName,
     check_parent,
     seeds_of,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 def run(
     recipe: RecipeName,
-    settings: Settings = None,
+    settings: SettingsOption = None,
     imports: Imports = None,
     out_dir: Out = None,
     device: Device = "auto",
@@ -170,7 +170,7 @@ def _resumed(recipe: str, resume: bool) -> Path | None:
 def compare(
     recipe: RecipeName,
     methods: Annotated[str | None, typer.Option(help="methods, separated by commas (default: all)")] = None,
-    settings: Settings = None,
+    settings: SettingsOption = None,
     imports: Imports = None,
     seeds: Annotated[str | None, typer.Option(help="seeds, separated by commas (default: the recipe's seed)")] = None,
     out_dir: Out = None,
@@ -249,7 +249,7 @@ def _recipes(recipe: "Recipe", names: Sequence[str], settings: Sequence[str]) ->
 
 def bench(
     recipe: RecipeName = "quickstart",
-    settings: Settings = None,
+    settings: SettingsOption = None,
     imports: Imports = None,
     ways: Annotated[
         str | None, typer.Option(help="reference, eager, captured, compiled, separated by commas (default: all available)")

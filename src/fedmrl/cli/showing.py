@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fedmrl.cli.options import AsJson, Imports, RecipeName, Settings
+from fedmrl.cli.options import AsJson, Imports, RecipeName, SettingsOption
 from fedmrl.cli.terminal import notice, print_json, say
 from fedmrl.errors import UserError
 
@@ -27,7 +27,7 @@ def report(
     say(f"Page: {path}   (open it in a browser)")
 
 
-def leaves(recipe: RecipeName, settings: Settings = None, imports: Imports = None, as_json: AsJson = False) -> None:
+def leaves(recipe: RecipeName, settings: SettingsOption = None, imports: Imports = None, as_json: AsJson = False) -> None:
     """Show what leaves a client, and what stays."""
     import torch
 
@@ -49,12 +49,12 @@ def leaves(recipe: RecipeName, settings: Settings = None, imports: Imports = Non
 
 def partition(
     recipe: RecipeName,
-    settings: Settings = None,
+    settings: SettingsOption = None,
     imports: Imports = None,
     out_file: Annotated[Path | None, typer.Option("--out", help="also write a figure to this .png, .svg or .pdf file")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the split of the data: each client's training samples by class."""
+    """Show the split: each client's training samples by class."""
     import numpy as np
 
     from fedmrl.cli import render
