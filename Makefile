@@ -8,7 +8,6 @@ READY := $(VENV)/.ready
 
 run: $(READY)
 	$(BIN)/fedmrl compare quickstart --methods fedmrl,standalone,fedproto
-	$(BIN)/fedmrl report "$$(ls -td runs/quickstart-compare-*/ | head -n 1)"
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --cov --cov-report=term-missing

@@ -54,7 +54,7 @@ def test_run_writes_a_whole_folder_and_says_what_came_out(fedmrl):
     assert sorted(p.name for p in folder.iterdir()) == expected
     summary = json.loads((folder / "summary.json").read_text())
     final = summary["accuracy"]["all"]["aggregated"]["mix-large"]["last"]
-    assert f"mean over all 4 clients: {final:.1%}" in out and str(folder) in out
+    assert f"fair: {100 * final:.1f} %, mean over all clients" in out and str(folder) in out
     assert len((folder / "rounds.jsonl").read_text().splitlines()) == 2
     assert len((folder / "clients.csv").read_text().splitlines()) == 5
     assert not list(folder.rglob("*.pkl")) and not list(folder.rglob("*.pt"))
@@ -139,10 +139,10 @@ def test_compare_gives_one_table_one_figure_and_the_same_split_to_all(fedmrl):
     assert all(title in out for title in ("FedMRL", "Standalone", "FedProto", "accuracy.png"))
     table = Path("c/table.md").read_text()
     assert (
-        table.startswith("| method | fair | own copies | best round | worst client |")
+        table.startswith("| method | fair | own | paper | worst client | sent and received |")
         and len([line for line in table.splitlines() if line[:1] == "|"]) == 5
     )
-    assert "own copies: last round, all clients, with the copy" in table
+    assert "- own: all clients after the last round, each with the copy of the shared part" in table
     assert Path("c/accuracy.png").read_bytes().startswith(b"\x89PNG") and "<svg" in Path("c/accuracy.svg").read_text()
     assert Path("c/accuracy.pdf").read_bytes().startswith(b"%PDF")
     latex = Path("c/table.tex").read_text()
@@ -206,13 +206,18 @@ def test_an_interrupted_comparison_goes_on(fedmrl, monkeypatch):
             raise KeyboardInterrupt
         return real(self, round_, turn)
 
-    command = ["compare", "quickstart", *TINY, "--methods", "fedmrl,standalone", "--out", "c"]
+    command = ["compare", "quickstart", *TINY, "--methods", "fedmrl,standalone,fd", "--out", "c"]
     monkeypatch.setattr(ReferenceEngine, "_train_one", stop)
     code, _, err = fedmrl(*command)
     assert code == 130 and "stopped before the first round ended" in err and "--out c --resume" in err
+    assert fedmrl("report", "c")[0] == 0
+    page = Path("c/report.html").read_text()
+    assert "Left out: c/standalone is not finished" in page
+    assert "Left out: fd has not begun; repeat the command of the comparison with --out c --resume." in page
     monkeypatch.setattr(ReferenceEngine, "_train_one", real)
     code, out, _ = fedmrl(*command, "--resume")
-    assert code == 0 and "Standalone" in out
+    assert code == 0 and "Standalone" in out and "Page: c/report.html" in out and "To see it as a page" not in out
+    assert "Left out" not in Path("c/report.html").read_text()
 
 
 def test_several_seeds_are_one_run_with_a_folder_for_each(fedmrl):
@@ -274,9 +279,9 @@ MISTAKES = [
     (["run", "paper/cifar10-n10", "--set", "data.dir=."], "data_batch_1.bin is missing and 5 more"),
     (["run", "corrupt"], "is not the official file (its MD5 differs)"),
     (["run", "quickstart", "--set", "data.name=arrays", "--set", "data.file=bad.npz"], "cannot be read as an .npz file"),
-    (["run", "quickstart", "--out", "used"], "used already holds a run; choose another output folder, or resume the run"),
-    (["run", "quickstart", "--out", "full"], "full is not empty; choose a new output folder"),
-    (["run", "quickstart", "--out", "broken.toml"], "broken.toml is a file; the output must be a folder"),
+    (["run", "quickstart", "--out", "used"], "used already holds a run; name another folder as out, or resume the run"),
+    (["run", "quickstart", "--out", "full"], "full is not empty; name a new folder as out, or delete this one"),
+    (["run", "quickstart", "--out", "broken.toml"], "broken.toml is a file; name a folder as out"),
     (["run", "quickstart", "--out", "used", "--resume"], "used was started with another recipe: "),
     (["run", "quickstart", "--out", "full", "--resume"], "full holds no run to resume"),
     (["run", "quickstart", "--resume"], "--resume needs the folder of the run"),
@@ -356,6 +361,14 @@ def test_partition_prints_a_table_and_a_picture(fedmrl):
     code, out, _ = fedmrl("partition", "quickstart", "--json")
     rows = json.loads(out)["clients"]
     assert code == 0 and sum(sum(r["train"]) + sum(r["test"]) for r in rows) == 1797
+
+
+def test_partition_counts_training_samples_only(fedmrl):
+    out = fedmrl("partition", "quickstart")[1].replace("\n", " ")
+    data = json.loads(fedmrl("partition", "quickstart", "--json")[1])
+    assert "classes (training samples)" in out
+    train = data["clients"][0]["train"]
+    assert ", ".join(f"{c} ({n})" for c, n in zip(data["classes"], train, strict=True) if n) in out
 
 
 def test_partition_writes_a_file_only_where_it_is_asked_to(fedmrl):
@@ -515,6 +528,29 @@ def test_ctrl_c_before_a_run_has_begun_says_so(fedmrl, monkeypatch):
     monkeypatch.setattr("fedmrl.federation.launch.prepare", stop)
     code, _, err = fedmrl("run", "quickstart", *TINY)
     assert (code, err) == (130, "fedmrl: stopped before training began\n") and not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "stops", "says"),
+    [
+        ("bench", "fedmrl.bench.measure", "stopped before every row was measured, so nothing is written; to measure fewer"),
+        ("partition", "fedmrl.data.sources.load", "stopped; repeat the command to start again"),
+    ],
+)
+def test_ctrl_c_in_a_command_that_does_not_train_speaks_of_no_training(fedmrl, monkeypatch, command, stops, says):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stops, stop)
+    code, _, err = fedmrl(command, "quickstart")
+    assert code == 130 and says in err and "training" not in err
+
+
+def test_a_second_demo_says_that_its_folder_is_there_and_what_to_do(fedmrl):
+    Path("federation-demo").mkdir()
+    Path("federation-demo", "server.toml").touch()
+    code, _, err = fedmrl("demo", "federation")
+    assert (code, err) == (2, "fedmrl: federation-demo is not empty; delete it, or name a new folder with --out\n")
 
 
 def test_a_run_on_files_named_by_set_goes_on_from_its_folder(fedmrl):
@@ -697,8 +733,8 @@ def test_what_options_offer_is_what_there_is():
     from fedmrl.engines import ENGINES, RAY
     from fedmrl.reproduce.experiments import EXPERIMENTS
 
-    assert (*ENGINES, RAY) == options.ENGINES
-    assert sorted(EXPERIMENTS) == sorted(paper.EXPERIMENTS)
+    assert (*ENGINES, RAY) == options.ENGINE_NAMES
+    assert sorted(EXPERIMENTS) == sorted(paper.EXPERIMENT_NAMES)
     assert tuple(CIFAR_FILES) == listing.DATASETS
 
 

@@ -96,7 +96,9 @@ def test_a_recipe_with_mlps_is_written_and_read_again(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        (["traning.lr=1"], "there is no key traning; did you mean training"),
+        (["traning.lr=1"], "there is no key traning.lr; did you mean training.lr?"),
+        (["methd.d1=4"], "there is no key methd.d1; did you mean method.d1?"),
+        (["mehtod.name=fml"], "there is no key mehtod.name; did you mean method.name?"),
         (["training.learning_rate=1"], "there is no key training.learning_rate"),
         (["lr=0.1"], "there is no key lr; did you mean training.lr?"),
         (["method.d2=5"], "there is no key method.d2; did you mean method.d1?"),

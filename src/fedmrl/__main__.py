@@ -28,7 +28,9 @@ def main() -> None:
 
 def _stop(*_: Any) -> None:
     """Exits at once, as an exception during an import may be mistaken for a failed import."""
-    os.write(2, b"fedmrl: stopped before training began\n")
+    trains = sys.argv[1:2] in (["run"], ["compare"])
+    what = b"before training began" if trains else b"before the command began"
+    os.write(2, b"fedmrl: stopped " + what + b"\n")
     os._exit(130)
 
 

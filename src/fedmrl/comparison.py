@@ -29,10 +29,18 @@ from fedmrl.report.charts import LineChart, accuracy_chart
 from fedmrl.report.figures import accuracy_figure, column_figure
 from fedmrl.report.grid import comparison_grid, to_latex
 from fedmrl.report.page import page
-from fedmrl.report.runs import make_series, names_apart
+from fedmrl.report.runs import make_series, names_apart, run_folder
 from fedmrl.report.styles import StyleKey, choose_styles
-from fedmrl.report.tables import COLUMN_NOTE, COMPARISON_COLUMNS, comparison_rows, finished_results, format_seeds, markdown
-from fedmrl.results import PROTOCOLS, DivergedRun, Outcome, RunResult
+from fedmrl.report.tables import (
+    COLUMN_NOTES,
+    COMPARISON_COLUMNS,
+    comparison_rows,
+    finished_results,
+    format_seeds,
+    markdown,
+    worst_notes,
+)
+from fedmrl.results import PROTOCOLS, DivergedRun, Outcome, Record, RunResult
 
 
 @dataclass(frozen=True)
@@ -78,7 +86,12 @@ class Comparison:
 
     def table(self) -> str:
         """The table, as Markdown."""
-        return f"{markdown(COMPARISON_COLUMNS, self.rows)}\n{COLUMN_NOTE}\n"
+        return "\n".join([markdown(COMPARISON_COLUMNS, self.rows), *(f"- {note}" for note in self.notes), ""])
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences that explain the table."""
+        return [*COLUMN_NOTES, *worst_notes(self.titles, self.outcomes)]
 
     def __str__(self) -> str:
         return f"{self.title}\n\n{self.table()}"
@@ -95,12 +108,41 @@ class Comparison:
 
     def plain(self) -> dict[str, Any]:
         """Plain data, as in `comparison.json`."""
-        methods = {name: [_short(run) for run in runs] for name, runs in self.outcomes.items()}
+        methods = {name: [_short(run) for run in self.outcomes.get(name, ())] for name in self.recipes}
         return {"title": self.title, "seeds": list(self.seeds), "methods": methods}
 
     def to_json(self) -> str:
         """The text of `comparison.json`."""
         return json.dumps(self.plain(), indent=2) + "\n"
+
+    def write(self, folder: Path) -> None:
+        """Writes the table, the figure and the page into the folder."""
+        write_whole(folder / "table.md", self.table())
+        write_whole(folder / "comparison.json", self.to_json())
+        write_whole(folder / "table.tex", self.latex())
+        for suffix in ("png", "svg", "pdf"):
+            self.figure(folder / f"accuracy.{suffix}")
+        if self.results:
+            self.report(folder / "report.html")
+
+    def planned(self, on_round: OnRound | None) -> OnRound | None:
+        """The callback, which first writes an empty `comparison.json`, by which a report finds what is missing.
+
+        This waits for the first round, since a mistake that ends the comparison before it must leave nothing behind.
+        """
+        folder, written = self.folder, False
+        if folder is None or not (on_round is None or callable(on_round)):
+            return on_round
+
+        def on_first_round(record: Record) -> None:
+            nonlocal written
+            if not written:
+                write_whole(folder / "comparison.json", self.to_json())
+            written = True
+            if on_round:
+                on_round(record)
+
+        return on_first_round
 
     def latex(self) -> str:
         """The table as LaTeX, with the best of each accuracy in bold, as `table.tex` has it."""
@@ -211,15 +253,11 @@ def compare(
         with watching as on_round:
             outcomes[method] = run_seeds(
                 of_method, seeds, outs=own, resume=resumes, device=device, engine=engine, store=store, models=models, data=data,
-                keep=False, on_round=on_round, on_notice=tell,  # drops the large states
+                keep=False, on_round=comparison.planned(on_round), on_notice=tell,  # drops the large states
             )  # fmt: skip
     comparison = Comparison(comparison.title, recipes, seeds, outcomes, folder)
     if folder is not None:
-        write_whole(folder / "table.md", comparison.table())
-        write_whole(folder / "comparison.json", comparison.to_json())
-        write_whole(folder / "table.tex", comparison.latex())
-        for suffix in ("png", "svg", "pdf"):
-            comparison.figure(folder / f"accuracy.{suffix}")
+        comparison.write(folder)
     return comparison
 
 
@@ -265,9 +303,7 @@ def _folders(comparison: Comparison) -> dict[str, list[Path] | None]:
     folder, seeds = comparison.folder, comparison.seeds
     if folder is None:
         return dict.fromkeys(comparison.recipes)
-    return {
-        name: [folder / (name if len(seeds) == 1 else f"{name}-seed-{seed}") for seed in seeds] for name in comparison.recipes
-    }
+    return {name: [folder / run_folder(name, seed, seeds) for seed in seeds] for name in comparison.recipes}
 
 
 def _shared_data(recipes: Mapping[str, Recipe]) -> Dataset | None:

@@ -41,13 +41,13 @@ def test_the_protocol_switch_changes_headline_cards_and_curves(page):
         return (*parts, page.locator("#curves .line").first.get_attribute("d"), page.locator("#protocol-says").inner_text())
 
     fair = shown()
-    page.get_by_role("radio", name="Paper: best round").click()
+    page.get_by_role("radio", name="paper").click()
     paper = shown()
     assert all(before != after for before, after in zip(fair, paper, strict=True))
     assert "best round" in paper[0]
-    page.get_by_role("radio", name="Paper: best round").focus()
+    page.get_by_role("radio", name="paper").focus()
     page.keyboard.press("ArrowLeft")
-    assert page.get_by_role("radio", name="Own copies").is_checked()
+    assert page.get_by_role("radio", name="own").is_checked()
     assert "copy of the shared part" in shown()[3] and "copy of the shared part" in page.locator("#clients-says").inner_text()
     page.keyboard.press("ArrowLeft")
     assert shown() == fair
@@ -62,7 +62,7 @@ def test_a_curve_is_labelled_by_what_the_protocol_counts_and_its_best_round_is_r
     wide = size[0] > 640
     assert page.locator("#curves .ring").count() == 0
     assert not wide or values("#curves .end") == values(".card:visible .value")
-    page.get_by_role("radio", name="Paper: best round").click()
+    page.get_by_role("radio", name="paper").click()
     assert page.locator("#curves .ring").count() == 4, "one for each run"
     assert page.locator("#curves .end").evaluate_all(INSIDE)
     if wide:

@@ -139,7 +139,7 @@ def test_the_worst_client_is_the_lowest_of_those_that_the_mean_is_over(runs):
     ]
 
 
-def test_where_fair_and_own_copies_disagree_who_is_first_the_page_says_so(runs):
+def test_where_fair_and_own_disagree_who_is_first_the_page_says_so(runs):
     for seed in (0, 1):
         folder = runs / f"fedmrl-seed-{seed}"
         accuracy = summary_of(folder)["accuracy"]
@@ -148,8 +148,8 @@ def test_where_fair_and_own_copies_disagree_who_is_first_the_page_says_so(runs):
         own = summary_of(runs / f"standalone-seed-{seed}")["accuracy"]
         own["all"]["own"]["local"]["last"] = 0.5
         change(runs / f"standalone-seed-{seed}", accuracy=own)
-    said = "The first place depends on the count: Standalone by the fair one, FedMRL with clients’ own copies."
-    assert said in data_of(runs)["notes"]
+    said = "The first place depends on the protocol: Standalone under fair, FedMRL under own."
+    assert data_of(runs)["disagreements"] == [said]
 
 
 def test_the_label_of_a_curve_is_what_its_protocol_counts(made):
@@ -200,7 +200,7 @@ def test_a_run_of_an_older_version_has_a_page_without_a_heat_map(runs):
     change(runs / "fedmrl-seed-0", split=None, class_names=None, engine=None)
     data = data_of(runs / "fedmrl-seed-0")
     federation = data["federations"][0]
-    assert federation["split"] is None and len(column_of(federation, "train samples")) == 4
+    assert federation["split"] is None and len(column_of(federation, "training samples")) == 4
     assert "older version" in federation["splitSays"]
     assert write_page([runs / "fedmrl-seed-0"]).is_file()
 

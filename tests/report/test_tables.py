@@ -7,7 +7,7 @@ from tiny import tiny_recipe
 import fedmrl
 from fedmrl.report.page import page_data
 from fedmrl.report.runs import make_series
-from fedmrl.report.tables import COMPARISON_COLUMNS
+from fedmrl.report.tables import COMPARISON_COLUMNS, why_worst
 
 METHODS = ("fedmrl", "fedproto", "fml", "standalone")
 
@@ -29,6 +29,20 @@ def test_the_worst_client_is_not_above_the_mean_in_any_row(comparison):
         assert number(shown["worst client"]) <= number(shown["fair"]), row
     for runs in comparison.plain()["methods"].values():
         assert all(run["worst_client"] <= run["fair"] + 1e-12 for run in runs)
+
+
+def test_the_table_says_why_the_worst_client_is_so_low(comparison):
+    assert comparison.notes[-1].startswith("The worst client of ") and comparison.notes[-1].endswith(" never took part.")
+    (run, *_) = comparison["fedmrl"]
+    clients = run.clients.model_copy(
+        update={"root": [client.model_copy(update={"rounds": 1, "test_samples": 7}) for client in run.clients]}
+    )
+    assert why_worst([run.model_copy(update={"clients": clients})]) == "has 7 test samples"
+    assert why_worst([run, run.model_copy(update={"clients": clients})]) == "never took part or has 7 test samples"
+    many = run.clients.model_copy(
+        update={"root": [client.model_copy(update={"rounds": 1, "test_samples": 700}) for client in run.clients]}
+    )
+    assert why_worst([run.model_copy(update={"clients": many})]) == ""
 
 
 @pytest.mark.parametrize("protocol", ["fair", "own"])

@@ -237,7 +237,7 @@ def test_classes_are_varied_from_that_of_the_tables():
     fair, _, paper = drawn(figure.axes[0], STYLES["fedmrl"].light)
     assert list(fair) == [2, 4, 6, 8, 10] and [fair[2], fair[4]] == pytest.approx([80, 70]) and np.isnan(fair[6])
     assert [paper[2], paper[4]] == pytest.approx([90, 75])
-    assert legend(figure) == ["FedMRL", "FedProto", "fair", "own copies", "best round"]
+    assert legend(figure) == ["FedMRL", "FedProto", "fair", "own", "paper"]
     assert "FedMRL (CIFAR-10 at 6, CIFAR-10 at 8, CIFAR-10 at 10)" in note(figure)
 
 

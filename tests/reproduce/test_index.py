@@ -281,16 +281,14 @@ def test_margins_are_pairwise_over_the_seeds_that_the_two_have():
 
 def test_where_fair_and_own_disagree_who_is_first_the_page_and_the_table_say_so():
     cells = [cell(MAIN, "fedmrl", fair=0.8, own=0.7), cell(MAIN, "fml", fair=0.75, own=0.75)]
-    said = (
-        "The fair protocol and own copies disagree about the first place: CIFAR-10 N=100 (FedMRL by fair, FML by own copies)."
-    )
+    said = "The protocols fair and own disagree about the first place: CIFAR-10 N=100 (FedMRL under fair, FML under own)."
     data = index_data(cells, PAPER)
-    assert said in data["notes"]
+    assert data["disagreements"] == [said]
     notes = {protocol: data["tables"]["heterogeneous"][protocol]["notes"] for protocol in ("fair", "own", "paper")}
     assert said in notes["fair"] and said in notes["own"] and said not in notes["paper"]
     assert said in claims_table(Measurements(cells, PAPER))
     agree = [cells[0], cell(MAIN, "fml", fair=0.6)]
-    assert index_data(agree, PAPER)["notes"] == []
+    assert index_data(agree, PAPER)["disagreements"] == []
 
 
 def test_who_is_no_better_than_guessing_failed_to_converge_and_is_no_rival():

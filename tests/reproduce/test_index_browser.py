@@ -33,20 +33,22 @@ def page(open_page):
 
 def test_the_protocol_switch_changes_answer_cards_table_curves_and_costs(page):
     def shown():
-        texts = [page.locator(part).inner_text() for part in ("#answer", "#lead", "#cards", "#table", "#costs", "#sweeps")]
+        texts = [
+            page.locator(part).inner_text() for part in ("#answer", "#protocol-says", "#cards", "#table", "#costs", "#sweeps")
+        ]
         return (*texts, page.locator("#curves .line").first.get_attribute("d"))
 
     fair = shown()
-    page.get_by_role("radio", name="Paper: best round").click()
+    page.get_by_role("radio", name="paper").click()
     paper = shown()
     assert all(before != after for before, after in zip(fair, paper, strict=True))
     assert "(95.85)" in paper[3] and "(95.85)" not in fair[3], (
         "the paper's number stands beside ours only where both count alike"
     )
-    page.get_by_role("radio", name="Paper: best round").focus()
+    page.get_by_role("radio", name="paper").focus()
     page.keyboard.press("ArrowLeft")
     own = shown()
-    assert page.get_by_role("radio", name="Own copies").is_checked() and own[1] not in (fair[1], paper[1])
+    assert page.get_by_role("radio", name="own").is_checked() and own[1] not in (fair[1], paper[1])
     assert "copy of the shared part" in page.locator("#clients-says").inner_text()
     page.keyboard.press("ArrowLeft")
     assert shown() == fair
@@ -84,7 +86,7 @@ def test_a_legend_entry_hides_its_method_in_all_panels(page):
     before = page.locator("#curves .line").count()
     entry.click()
     assert page.locator("#curves .line").count() == before - 6 and entry.get_attribute("aria-pressed") == "false"
-    page.get_by_role("radio", name="Paper: best round").click()
+    page.get_by_role("radio", name="paper").click()
     assert page.locator("#curves .line").count() == before - 6, "the switch does not bring it back"
     entry.press("Enter")
     assert page.locator("#curves .line").count() == before
@@ -123,7 +125,7 @@ def test_a_reproduction_that_has_not_begun_has_a_page_too(open_page):
     page = open_page("empty")
     assert page.locator("#answer").inner_text() == "Too few runs to rank FedMRL"
     assert page.locator("section:visible").count() == 3, "the answer, how to measure it, and what words mean"
-    page.get_by_role("radio", name="Paper: best round").click()
+    page.get_by_role("radio", name="paper").click()
 
 
 def test_dark_can_be_chosen(page):

@@ -194,7 +194,7 @@ def test_rank_counts_those_that_are_better_and_those_that_diverged_as_worse():
 def test_a_small_reproduction_is_not_held_against_the_paper(tmp_path):
     write_tables(all_cells(QUICK), QUICK, tmp_path)
     assert "minus the paper" not in (tmp_path / "tables" / "difference.md").read_text()
-    assert len(difference_grids(Measurements(all_cells(QUICK), QUICK))) == 2, "by fair and by own copies"
+    assert len(difference_grids(Measurements(all_cells(QUICK), QUICK))) == 2, "under fair and under own"
 
 
 # Costs
@@ -262,7 +262,7 @@ def test_where_few_reach_the_papers_target_another_that_most_reach_is_counted_to
 
 
 def claim(cells, title, scale=PAPER):
-    """The row of a claim: what the paper says, ours by fair, own copies and its protocol, whether it holds."""
+    """The row of a claim: what the paper says, ours under fair, own and paper, whether it holds."""
     lines = claims_table(Measurements(cells, scale)).splitlines()
     return next(line.strip("| ").split(" | ")[1:] for line in lines if line.startswith(f"| {title} "))
 
@@ -274,7 +274,7 @@ def test_each_claim_stands_beside_what_was_measured_under_each_protocol():
     assert paper == "−5.0 (points against FedProto, CIFAR-10 N=100, one seed; the paper: +3.36)"
     assert fair == "+5.0 (points against FedProto, CIFAR-10 N=100, one seed)"
     assert own == "−1.0 (points against FedProto, CIFAR-10 N=100, one seed)"
-    both = "own copies: so far: does not hold; the paper's protocol: so far: does not hold"
+    both = "own: so far: does not hold; paper: so far: does not hold"
     assert holds == f"fair: so far: holds; {both}"
     assert claim(cells, "Matryoshka helps")[1:] == ["not measured"] * 4
     assert claim(cells, "Most clients gain")[3] == "–", "the paper's protocol does not look at all clients"

@@ -17,14 +17,15 @@ from fedmrl.version import __version__
 
 class _Program(PlainGroup):
     def invoke(self, ctx: Any) -> Any:
-        """Runs a command; if it is interrupted before training, ends with a sentence instead of a traceback."""
+        """Runs a command; if it is interrupted, ends with a sentence instead of a traceback."""
         for stop in (signal.SIGINT, signal.SIGTERM):  # both signals let a run save its last round
             if signal.getsignal(stop) is not signal.SIG_IGN:
                 signal.signal(stop, signal.default_int_handler)
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            end("stopped before training began", 130)
+            trains = ctx.invoked_subcommand in ("run", "compare")
+            end("stopped before training began" if trains else "stopped; repeat the command to start again", 130)
 
 
 app = Commands(cls=_Program, pretty_exceptions_enable=False)

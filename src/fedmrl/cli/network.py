@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedmrl.cli.options import AsJson, Imports, RecipeName, Settings
+from fedmrl.cli.options import AsJson, Imports, RecipeName, SettingsOption
 from fedmrl.cli.plain import Commands
 from fedmrl.cli.terminal import end, notice, print_json, print_text, say, show, table
 from fedmrl.errors import UserError
@@ -163,7 +163,7 @@ def federation_run(
     recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", help="a recipe's name or a TOML file")] = None,
     folder: Server = Path("server"),
     name: Annotated[str | None, typer.Option(help="the run's name; by default the recipe's, its method and a number")] = None,
-    settings: Settings = None,
+    settings: SettingsOption = None,
     imports: Imports = None,
     resume: Annotated[str | None, typer.Option(metavar="NAME", help="go on with this run")] = None,
 ) -> None:
@@ -224,7 +224,7 @@ def federation_results(
 def deal(
     recipe: RecipeName,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="a new folder")],
-    settings: Settings = None,
+    settings: SettingsOption = None,
     imports: Imports = None,
 ) -> None:
     """Write folders of clients, for trials."""
@@ -247,13 +247,14 @@ def demo_federation(
     from fedmrl.flower.demo import run_demo
     from fedmrl.report.page import write_page
 
+    if folder.is_dir() and any(folder.iterdir()):
+        raise UserError(f"{folder} is not empty; delete it, or name a new folder with --out")
     try:
         result = run_demo(folder, notice)
     except KeyboardInterrupt:
         end("stopped; all of its processes have ended", 130)
     assert result.folder is not None
-    render.one_run(result.recipe, result, result.folder)
-    say(f"The page: {write_page([result.folder], result.folder / 'report.html')}")
+    render.one_run(result.recipe, result, result.folder, write_page([result.folder]))
 
 
 def _foreground(command: Sequence[str], env: Mapping[str, str]) -> None:

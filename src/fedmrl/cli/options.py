@@ -10,7 +10,7 @@ import typer
 from fedmrl.errors import UserError
 from fedmrl.recipes import known_recipes
 
-ENGINES = ("reference", "batched", "ray")
+ENGINE_NAMES = ("reference", "batched", "ray")
 STORES = ("device", "host", "disk")
 DEVICES = ("cpu", "cuda")
 
@@ -43,7 +43,7 @@ RecipeName = Annotated[
     str,
     typer.Argument(metavar="RECIPE", help="name of a recipe, TOML file, or folder of a run", autocompletion=_recipes),
 ]
-Settings = Annotated[
+SettingsOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="change a key of the recipe; can be repeated")
 ]
 Imports = Annotated[
@@ -57,7 +57,7 @@ Device = Annotated[str, _choice("--device", "auto, cpu or cuda", "auto", *DEVICE
 StoreName = Annotated[str, _choice("--store", "where clients' states are stored: auto, device, host or disk", "auto", *STORES)]
 EngineName = Annotated[
     str,
-    _choice("--engine", "auto, reference, batched, or ray (the cluster at RAY_ADDRESS, or a local one)", "auto", *ENGINES),
+    _choice("--engine", "auto, reference, batched, or ray (the cluster at RAY_ADDRESS, or a local one)", "auto", *ENGINE_NAMES),
 ]
 OnRay = Annotated[
     bool, typer.Option("--ray", help="each run on a CPU of the Ray cluster at RAY_ADDRESS, or of one started here")

@@ -16,7 +16,7 @@ from fedmrl.errors import InterruptedRun, UserError
 if TYPE_CHECKING:
     from fedmrl.reproduce.experiments import RunSpec, Scale
 
-EXPERIMENTS = (
+EXPERIMENT_NAMES = (
     "table-hetero",
     "table-homo",
     "curves",
@@ -31,13 +31,13 @@ EXPERIMENTS = (
 
 
 def _complete(incomplete: str) -> list[str]:
-    return [name for name in (*EXPERIMENTS, "all") if name.startswith(incomplete)]
+    return [name for name in (*EXPERIMENT_NAMES, "all") if name.startswith(incomplete)]
 
 
 def reproduce(
     what: Annotated[
         str,
-        typer.Argument(metavar="WHAT", help=f"{', '.join(EXPERIMENTS)}, all, or a cell's name", autocompletion=_complete),
+        typer.Argument(metavar="WHAT", help=f"{', '.join(EXPERIMENT_NAMES)}, all, or a cell's name", autocompletion=_complete),
     ],
     scale_name: Annotated[
         str, typer.Option("--scale", help="paper, cpu (fewer rounds, hours on two cores), or quick (digits, minutes)")

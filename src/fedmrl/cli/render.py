@@ -16,13 +16,13 @@ from fedmrl.config import NamedRecipe, Recipe
 from fedmrl.data import Dataset
 from fedmrl.methods import Method
 from fedmrl.models import Model
-from fedmrl.report.tables import COLUMN_NOTE, COMPARISON_COLUMNS, amount, format_privacy, format_time
+from fedmrl.report.tables import COMPARISON_COLUMNS, PROTOCOL_NOTES, amount, format_privacy, format_time, mean_percent
 from fedmrl.reproduce.experiments import RunSpec, Scale
 from fedmrl.reproduce.measure import Estimator
-from fedmrl.results import WHOSE, Leaves, RunResult, Target
+from fedmrl.results import PROTOCOLS, WHOSE, Leaves, RunResult, Target
 
 
-def one_run(recipe: Recipe, result: RunResult, folder: Path) -> None:
+def one_run(recipe: Recipe, result: RunResult, folder: Path, page: Path | None = None) -> None:
     """Prints a run: its accuracies, inference modes, the cost of targets, and its folder."""
     made = table(f"{recipe.method.title} on {recipe.data.title}", "accuracy", "last round", "best round")
     for whose, says in zip(WHOSE, ("all clients", "participants"), strict=True):
@@ -42,9 +42,10 @@ def one_run(recipe: Recipe, result: RunResult, folder: Path) -> None:
             prose(_cost(cost))
     for sentence in format_privacy(result):
         prose(sentence)
-    prose(f"Accuracy after the last round, mean over all {recipe.clients} clients: {result.headline():.1%}")
+    for protocol, says in PROTOCOLS.items():
+        prose(f"{protocol}: {mean_percent([result.headline(protocol)])}, mean over {says}.")
     say(f"Files in {folder}: summary.json, clients.csv, rounds.jsonl, config.toml, split.json")
-    say(_page_hint(folder))
+    say(f"Page: {page}   (open it in a browser)" if page else _page_hint(folder))
 
 
 def leaves(named: NamedRecipe, sheet: Leaves) -> None:
@@ -75,7 +76,7 @@ def leaves(named: NamedRecipe, sheet: Leaves) -> None:
 def _cost(cost: Target) -> str:
     if cost.parameters is None or cost.flops is None:
         return f"{cost.target:.0%} over all clients was not reached."
-    spent = f"{amount(cost.parameters, '')} parameters sent and {amount(cost.flops, 'FLOP')}"
+    spent = f"{amount(cost.parameters, '')} parameters sent and received, and {amount(cost.flops, 'FLOP')}"
     return f"{cost.target:.0%} over all clients was reached by round {cost.rounds}: {spent} a client."
 
 
@@ -85,16 +86,15 @@ def _page_hint(folder: Path) -> str:
 
 def several_seeds(recipe: Recipe, runs: Sequence[RunResult], folder: Path) -> None:
     """Prints the accuracy of runs with different seeds, with mean and standard deviation."""
-    view, mode = recipe.headline_view, recipe.headline_mode
-    title = f"{recipe.method.title} on {recipe.data.title}: all clients, {view}, {mode}"
-    made = table(title, "seed", "last round", "best round")
-    values = [one.accuracy.all[view][mode] for one in runs]
-    for one, value in zip(runs, values, strict=True):
-        made.add_row(str(one.seed), f"{value.last:.1%}", f"{value.best:.1%} (round {value.best_round})")
+    made = table(f"{recipe.method.title} on {recipe.data.title}: accuracy", "seed", *PROTOCOLS)
+    values = {one.seed: [one.headline(protocol) for protocol in PROTOCOLS] for one in runs}
+    for seed, own in values.items():
+        made.add_row(str(seed), *(mean_percent([value]) for value in own))
     if len(runs) > 1:
-        columns = [value.last for value in values], [value.best for value in values]
-        made.add_row("mean", *(f"{np.mean(column):.1%} ± {np.std(column, ddof=1):.1%}" for column in columns))
+        made.add_row("mean", *map(mean_percent, zip(*values.values(), strict=True)))
     show(made)
+    for note in PROTOCOL_NOTES:
+        prose(note)
     for one in runs:
         for sentence in format_privacy(one):
             prose(f"Seed {one.seed}: {sentence}")
@@ -104,7 +104,7 @@ def several_seeds(recipe: Recipe, runs: Sequence[RunResult], folder: Path) -> No
 def comparison(result: Comparison, folder: Path) -> None:
     """Prints the comparison of several methods."""
     title = f"{result.title}: the same data, models and training for every method"
-    cut = COMPARISON_COLUMNS.index("sent")
+    cut = COMPARISON_COLUMNS.index("sent and received")
     accuracy, costs = range(cut), (0, *range(cut, len(COMPARISON_COLUMNS)))
     whole = _of_columns(title, range(len(COMPARISON_COLUMNS)), result.rows)
     if width_of(whole) <= out().width:
@@ -112,14 +112,15 @@ def comparison(result: Comparison, folder: Path) -> None:
     else:  # a narrow terminal gets two tables
         show(_of_columns(title, accuracy, result.rows))
         show(_of_columns("Cost", costs, result.rows))
-    prose(COLUMN_NOTE)
+    for note in result.notes:
+        prose(note)
     for name, titled in result.titles.items():
         for one in result[name]:
             for sentence in format_privacy(one) if isinstance(one, RunResult) else ():
                 prose(f"{titled}, seed {one.seed}: {sentence}")
     if result.results:
+        say(f"Page: {folder / 'report.html'}   (open it in a browser)")
         say(f"Figure: {folder / 'accuracy.png'}   Table: {folder / 'table.md'}   Each run: {folder}/*/")
-        say(_page_hint(folder))
 
 
 def _of_columns(title: str, places: Iterable[int], rows: Sequence[Sequence[str]]) -> Table:
@@ -132,11 +133,11 @@ def _of_columns(title: str, places: Iterable[int], rows: Sequence[Sequence[str]]
 
 def split(named: NamedRecipe, data: Dataset, counts: Sequence[Sequence[NDArray[np.integer[Any]]]]) -> None:
     """Prints each client's samples by class; `counts` holds training and test counts."""
-    title = f"{named.name}: {data.name} on {len(counts)} clients"
-    made = table(title, "client", "model", "train", "test", "classes (samples)", wraps="classes (samples)")
+    title, by_class = f"{named.name}: {data.name} on {len(counts)} clients", "classes (training samples)"
+    made = table(title, "client", "model", "training", "test", by_class, wraps=by_class)
     models_of = named.recipe.models.of_clients(len(counts))
     for client, (train, test) in enumerate(counts):
-        has = ", ".join(f"{data.classes[c]} ({n})" for c, n in enumerate(train + test) if n)
+        has = ", ".join(f"{data.classes[c]} ({n})" for c, n in enumerate(train) if n)
         made.add_row(str(client), models_of[client].label, str(train.sum()), str(test.sum()), has)
     show(made)
 

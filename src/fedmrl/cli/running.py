@@ -19,7 +19,7 @@ from fedmrl.cli.options import (
     OnRay,
     Out,
     RecipeName,
-    Settings,
+    SettingsOption,
     StoreName,
     check_parent,
     seeds_of,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 def run(
     recipe: RecipeName,
-    settings: Settings = None,
+    settings: SettingsOption = None,
     imports: Imports = None,
     out_dir: Out = None,
     device: Device = "auto",
@@ -170,7 +170,7 @@ def _resumed(recipe: str, resume: bool) -> Path | None:
 def compare(
     recipe: RecipeName,
     methods: Annotated[str | None, typer.Option(help="methods, separated by commas (default: all)")] = None,
-    settings: Settings = None,
+    settings: SettingsOption = None,
     imports: Imports = None,
     seeds: Annotated[str | None, typer.Option(help="seeds, separated by commas (default: the recipe's seed)")] = None,
     out_dir: Out = None,
@@ -249,7 +249,7 @@ def _recipes(recipe: "Recipe", names: Sequence[str], settings: Sequence[str]) ->
 
 def bench(
     recipe: RecipeName = "quickstart",
-    settings: Settings = None,
+    settings: SettingsOption = None,
     imports: Imports = None,
     ways: Annotated[
         str | None, typer.Option(help="reference, eager, captured, compiled, separated by commas (default: all available)")
@@ -270,11 +270,14 @@ def bench(
 
     named = load_named(recipe, settings or [], imports=imports or [], on_notice=notice)
     check_parent(out_file, "--out")
-    with working(err()) as on_step:
-        result = measure(
-            named.recipe, named.name, device=device, ways=split_names(ways), precisions=split_names(precisions), fused=fused,
-            repeats=repeats, on_noise=noise, on_row=notice, on_step=on_step,
-        )  # fmt: skip
+    try:
+        with working(err()) as on_step:
+            result = measure(
+                named.recipe, named.name, device=device, ways=split_names(ways), precisions=split_names(precisions),
+                fused=fused, repeats=repeats, on_noise=noise, on_row=notice, on_step=on_step,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        end("stopped before every row was measured, so nothing is written; to measure fewer, use --ways or --precisions", 130)
     made = table(f"{named.name}, {result['method']}: {result['clients']} clients a round on {result['device']}", *BENCH_COLUMNS)
     for row in result["rows"]:
         made.add_row(*row["shown"])

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fedmrl.cli.options import AsJson, Imports, RecipeName, Settings
+from fedmrl.cli.options import AsJson, Imports, RecipeName, SettingsOption
 from fedmrl.cli.terminal import notice, print_json, say
 from fedmrl.errors import UserError
 
@@ -27,7 +27,7 @@ def report(
     say(f"Page: {path}   (open it in a browser)")
 
 
-def leaves(recipe: RecipeName, settings: Settings = None, imports: Imports = None, as_json: AsJson = False) -> None:
+def leaves(recipe: RecipeName, settings: SettingsOption = None, imports: Imports = None, as_json: AsJson = False) -> None:
     """Show what leaves a client, and what stays."""
     import torch
 
@@ -49,12 +49,12 @@ def leaves(recipe: RecipeName, settings: Settings = None, imports: Imports = Non
 
 def partition(
     recipe: RecipeName,
-    settings: Settings = None,
+    settings: SettingsOption = None,
     imports: Imports = None,
     out_file: Annotated[Path | None, typer.Option("--out", help="also write a figure to this .png, .svg or .pdf file")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the split of the data: each client's samples by class."""
+    """Show the split: each client's training samples by class."""
     import numpy as np
 
     from fedmrl.cli import render
@@ -78,6 +78,6 @@ def partition(
         return
     render.split(named, data, counts)
     if out_file is not None:
-        each = np.array([train + test for train, test in counts])
-        partition_figure(HeatMap(each, data.classes), f"{named.name}: samples by client and class", out_file)
+        training = np.array([train for train, _ in counts])
+        partition_figure(HeatMap(training, data.classes), f"{named.name}: training samples by client and class", out_file)
         say(f"Figure: {out_file}")

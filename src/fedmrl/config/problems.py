@@ -68,6 +68,7 @@ def sentence(
         case "missing" if isinstance(problem["loc"][-1], str):
             return f"{source}: {f'{key}.' if path else prefix}{problem['loc'][-1]} is missing; give it a value"
         case "extra_forbidden":
+            key += "".join(f".{step}" for step in _first_key(value))  # a misspelt table is best known by a key in it
             return f"{source}: there is no key {key}{hint(key)}"
         case "value_error":
             where = key.rstrip(".")
@@ -82,6 +83,13 @@ def sentence(
             message = problem["msg"].removeprefix("Input ").removeprefix("Value error, ")
             requirement = f"it {message}" if message.startswith("should") else message
     return f"{source}: {key} is {value!r}; {requirement}"
+
+
+def _first_key(value: Any) -> Iterator[str]:
+    """The path of the first key in a table and its tables."""
+    while isinstance(value, Mapping) and value:
+        step, value = next(iter(value.items()))
+        yield str(step)
 
 
 def _is_specific(problem: ErrorDetails) -> bool:
@@ -110,6 +118,7 @@ def _nearest(key: str, kinds: Mapping[str, type[Table]]) -> str:
     if owners:
         return f" with {table}.{NAMED[table].key} = {named_by(kinds[table])!r}; {choices(owners)} has it"
     same = [path for path in known if path.rpartition(".")[2] == last]
+    same = difflib.get_close_matches(key, same, n=1, cutoff=0)
     # Compares the last parts of keys, since keys of one table share its name; within the table, more loosely.
     of_table = {path.rpartition(".")[2]: path for path in known if path.rpartition(".")[0] == table}
     words = {path.partition(".")[0]: path for path in reversed([*known])} | {path.rpartition(".")[2]: path for path in known}

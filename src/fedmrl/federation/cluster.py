@@ -16,7 +16,7 @@ import torch
 from fedmrl.engines import Setting
 from fedmrl.engines.reference import draws_in_training, threads_each
 from fedmrl.federation.clients import Clients, NoReply, Reply, Request, Roster, Score, Since, StateFile
-from fedmrl.federation.hosts import Host, Hosts, LostHostError, Ref, Sent, StateKey, Turn
+from fedmrl.federation.hosts import Host, Hosts, LostHostError, PastTurn, Ref, SentRequest, StateKey
 from fedmrl.federation.simulated import facts_of, restore_states, roster_of
 from fedmrl.federation.store import DiskStore, largest_state
 from fedmrl.messages import Tensors, sha256, size
@@ -40,7 +40,7 @@ class ClusterClients(Clients):
         self._rosters = [roster_of(setting) for setting in settings]
         self._saved = [DiskStore(self.device, folder) for folder in folders]
         """States in checkpoints."""
-        self._turns: defaultdict[ClientKey, dict[int, Turn]] = defaultdict(dict)
+        self._turns: defaultdict[ClientKey, dict[int, PastTurn]] = defaultdict(dict)
         """Each client's turns since its saved state, by round."""
         self._home: dict[ClientKey, Host] = {}
         self._threads, self._one_by_one = torch.get_num_threads(), draws_in_training(settings[0])
@@ -58,7 +58,7 @@ class ClusterClients(Clients):
         """See `Clients`; clients of a lost process reply from another one."""
         threads, sent = self._threads_each(len(requests)), self._sent(requests)
         for one in sent:
-            self._turns[one.request.run, one.request.client][round_.index] = Turn(round_, one, threads)
+            self._turns[one.request.run, one.request.client][round_.index] = PastTurn(round_, one, threads)
         replies: list[Reply | NoReply] = self._ask(
             sent, lambda one: one.state, lambda host, part: host.actor.train.remote(round_, part, threads)
         )
@@ -114,7 +114,7 @@ class ClusterClients(Clients):
         """The threads that a client has with the reference engine on this machine, for the same bits."""
         return self._threads if self._one_by_one else threads_each(self._threads, requests)
 
-    def _sent(self, requests: Sequence[Request]) -> list[Sent]:
+    def _sent(self, requests: Sequence[Request]) -> list[SentRequest]:
         """The requests, with their contents in Ray's object store: equal ones once, and not again if the last call had them."""
         digests = [None if request.content is None else sha256([request.content]) for request in requests]
         refs = {digest: self._contents[digest] for digest in digests if digest in self._contents}
@@ -124,7 +124,7 @@ class ClusterClients(Clients):
                 self.moved["contents"] += size(request.content).bytes
         self._contents = refs
         pairs = zip(requests, digests, strict=True)
-        return [Sent(replace(request, content=None), refs.get(digest)) for request, digest in pairs]
+        return [SentRequest(replace(request, content=None), refs.get(digest)) for request, digest in pairs]
 
     def _states(self, run: int, since: Since) -> Iterator[tuple[int, Tensors]]:
         """These clients with their states, from files or their processes, some at a time."""

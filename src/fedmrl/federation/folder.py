@@ -326,13 +326,13 @@ def _locked(path: Path) -> int | None:
 def refuse_used(path: Path) -> None:
     """Raises `UserError` for a folder in which files would be overwritten."""
     if path.exists() and not path.is_dir():
-        raise UserError(f"{path} is a file; the output must be a folder")
+        raise UserError(f"{path} is a file; name a folder as out")
     if (path / "config.toml").exists():
-        raise UserError(f"{path} already holds a run; choose another output folder, or resume the run")
+        raise UserError(f"{path} already holds a run; name another folder as out, or resume the run")
     # A run that was killed while its folder was made leaves only these.
     leftovers = {"split.json", "inputs.json", "origins.json", "rounds.jsonl"}
     if path.exists() and any(entry.name not in leftovers and entry.suffix != ".part" for entry in path.iterdir()):
-        raise UserError(f"{path} is not empty; choose a new output folder")
+        raise UserError(f"{path} is not empty; name a new folder as out, or delete this one")
 
 
 def new_folder(name: str, root: Path = Path("runs")) -> Path:

@@ -42,7 +42,7 @@ _idle: list[tuple[Any, str]] = []
 """Processes of earlier runs, each with its node's id: starting one takes seconds."""
 
 
-class Sent(NamedTuple):
+class SentRequest(NamedTuple):
     """A request whose content lies in Ray's object store, from which every process takes it once."""
 
     request: Request
@@ -54,11 +54,11 @@ class Sent(NamedTuple):
         return StateKey(self.request.run, self.request.client, self.request.since)
 
 
-class Turn(NamedTuple):
+class PastTurn(NamedTuple):
     """A client's training in a round, which repeats bit for bit."""
 
     round_: Round
-    sent: Sent
+    sent: SentRequest
     threads: int
 
 
@@ -95,18 +95,18 @@ class ClientHost:
         stores = [make_store(place, torch.device("cpu"), None) for _ in loaded]
         self._clients = SimulatedClients(loaded, "reference", stores)
 
-    def train(self, round_: Round, sent: Sequence[Sent], threads: int) -> tuple[list[Reply], float]:
+    def train(self, round_: Round, sent: Sequence[SentRequest], threads: int) -> tuple[list[Reply], float]:
         """The replies to these requests, and the CPU seconds that they took."""
         begun = _computing(threads)
         replies = self._held.train(round_, _received(sent))
         return [reply for reply in replies if isinstance(reply, Reply)], time.process_time() - begun
 
-    def evaluate(self, sent: Sequence[Sent], modes: Sequence[str], threads: int) -> tuple[list[Score], float]:
+    def evaluate(self, sent: Sequence[SentRequest], modes: Sequence[str], threads: int) -> tuple[list[Score], float]:
         """The scores of these clients, and the CPU seconds that they took."""
         begun = _computing(threads)
         return self._held.evaluate(_received(sent), modes), time.process_time() - begun
 
-    def repeat(self, turns: Sequence[Turn]) -> None:
+    def repeat(self, turns: Sequence[PastTurn]) -> None:
         """Trains clients that another process held, as there."""
         for round_, sent, threads in turns:
             if sent.request.since is not None:
@@ -144,7 +144,7 @@ def _computing(threads: int) -> float:
     return time.process_time()
 
 
-def _received(sent: Sequence[Sent]) -> list[Request]:
+def _received(sent: Sequence[SentRequest]) -> list[Request]:
     """The requests with their content."""
     refs = list(dict.fromkeys(one.content for one in sent if one.content is not None))
     contents = dict(zip(refs, ray_library().get(refs), strict=True))

@@ -32,7 +32,7 @@ from fedmrl.results import (
     Record,
     RoundAccuracy,
     RunResult,
-    Sent,
+    Traffic,
 )
 
 OnRound = Callable[[Record], None]
@@ -178,8 +178,8 @@ class Federation:
                 participants=_means(accuracy, answered),
                 all=_means(accuracy, self.everyone) if all_clients else None,
             ),
-            up=Sent(**asdict(up)),
-            down=Sent(**asdict(down)),
+            up=Traffic(**asdict(up)),
+            down=Traffic(**asdict(down)),
             flops=sum(reply.flops for reply in replies),
             seconds=dict(seconds),
             epsilon=self.ledger.epsilon if self.ledger else None,

@@ -22,7 +22,7 @@ from fedmrl.results import (
     Communication,
     RunResult,
     Scores,
-    Sent,
+    Traffic,
     Whose,
     cost_to_target,
     counted,
@@ -46,9 +46,9 @@ def summarise(recipe: Recipe, roster: Roster, snapshot: Snapshot, final: Accurac
         modes = {view: Scores({m: last_and_best(records, whose, view, m) for m in recipe.recorded_modes}) for view in final}
         return ByView[Scores].model_validate(modes)
 
-    def sent(way: str) -> Sent:
-        ways: list[Sent] = [getattr(record, way) for record in records]
-        return Sent(parameters=sum(s.parameters for s in ways), bytes=sum(s.bytes for s in ways))
+    def sent(way: str) -> Traffic:
+        ways: list[Traffic] = [getattr(record, way) for record in records]
+        return Traffic(parameters=sum(s.parameters for s in ways), bytes=sum(s.bytes for s in ways))
 
     return RunResult(
         status="finished",

@@ -23,7 +23,7 @@ const byId = (id) => document.getElementById(id);
 const data = JSON.parse(byId("data").textContent);
 const chosen = (name) => document.querySelector(`input[name="${name}"]:checked`).value;
 const radios = (name, onchange) => document.querySelectorAll(`input[name="${name}"]`).forEach((radio) => radio.addEventListener("change", onchange));
-// The protocol for sections about all clients, which the paper's protocol does not cover: there, the fair one is shown.
+// The protocol for sections about all clients, which the protocol `paper` does not cover: there, `fair` is shown.
 const ofAll = () => (chosen("protocol") === "own" ? "own" : "fair");
 
 // A style is {colour, marker}; the marker is a key of `data.marker_paths`.
@@ -36,15 +36,17 @@ function named(style, name) {
   return el("span", { class: "name" }, swatch, name);
 }
 
-// Redraws whenever the width of the box changes.
+// Draws, and redraws whenever the width of the box changes.
 function atEachWidth(box, redraw) {
   let width = 0;
-  new ResizeObserver(() => {
+  const update = () => {
     if (box.clientWidth && box.clientWidth !== width) {
       width = box.clientWidth;
       redraw();
     }
-  }).observe(box);
+  };
+  update(); // at once, so that a key that is pressed right away finds the chart drawn
+  new ResizeObserver(update).observe(box);
 }
 
 // Explores a chart by pointer or arrow keys. `place(event)` returns the place under the pointer, `move(place, key)` the next
@@ -345,12 +347,15 @@ function heatMap(into, { label, names, counts, low: least, high: most, every }) 
   onTheme(redraw);
 }
 
-// Shades the edges of a scrolling box beyond which there is more.
+// Shades the edges of a scrolling box beyond which there is more, and says below it that it scrolls sideways.
 function shade(box) {
   const outer = box.parentElement;
+  const hint = el("p", { class: "sideways", "aria-hidden": "true" }, "scroll sideways for more ›");
+  (outer.closest(".chart") ?? outer).after(hint); // not within a chart, which observes its own size
   const update = () => {
     outer.toggleAttribute("data-left", box.scrollLeft > 1);
     outer.toggleAttribute("data-right", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
+    hint.toggleAttribute("data-needed", box.clientWidth < box.scrollWidth - 1);
     outer.toggleAttribute("data-below", box.scrollTop + box.clientHeight < box.scrollHeight - 1);
   };
   box.addEventListener("scroll", update, { passive: true });

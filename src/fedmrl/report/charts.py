@@ -147,7 +147,7 @@ def line_chart(
 
 
 def accuracy_chart(series: Sequence[tuple[str, Style, Sequence[RunResult]]], protocol: Protocol) -> LineChart:
-    """Describes accuracy by round, with one line for each series; under the paper's protocol, rings mark the best rounds."""
+    """Describes accuracy by round, with one line for each series; under the protocol `paper`, rings mark the best rounds."""
     curves = [
         Curve(
             name,
@@ -161,7 +161,7 @@ def accuracy_chart(series: Sequence[tuple[str, Style, Sequence[RunResult]]], pro
         for name, style, runs in series
     ]
     label = "Accuracy by round. Use the left and right arrow keys to read each round."
-    whose = "the round’s clients" if protocol == "paper" else "all clients"
+    whose = "the round’s participants" if protocol == "paper" else "all clients"
     return line_chart(curves, label, "communication round", f"accuracy of {whose} (%)")
 
 
@@ -272,7 +272,7 @@ def difference_chart(first: str, second: str, gain: Style, loss: Style, points: 
 
 @dataclass(frozen=True)
 class HeatMap:
-    """The number of samples by client (K) and class (C); colours range from `low` to `high`."""
+    """The number of training samples by client (K) and class (C); colours range from `low` to `high`."""
 
     counts_KC: NDArray[np.int64]
     classes: Sequence[str]
@@ -302,7 +302,7 @@ class HeatMap:
 
 
 def heat_map(split: Sequence[Mapping[int, int]], classes: Sequence[str]) -> HeatMap:
-    """Describes a split, given as the number of samples by class for each client."""
+    """Describes a split, given as the number of training samples by class for each client."""
     counts_KC = np.zeros((len(split), len(classes)), dtype=np.int64)
     for client, own in enumerate(split):
         for label, count in own.items():

@@ -102,7 +102,7 @@ def escape_dollars(text: str) -> str:
 
 
 def partition_figure(heat: HeatMap, title: str, path: Path) -> None:
-    """Draws the number of samples by client (rows) and class (columns); darker means more."""
+    """Draws the number of training samples by client (rows) and class (columns); darker means more."""
     from matplotlib.colors import LinearSegmentedColormap
 
     counts_KC, classes = heat.counts_KC, heat.classes
@@ -113,7 +113,7 @@ def partition_figure(heat: HeatMap, title: str, path: Path) -> None:
     colours = LinearSegmentedColormap.from_list("heat", HEAT_COLOURS)
     low = min(heat.low, heat.high - 1)
     image = axes.imshow(shown, aspect="auto", cmap=colours, vmin=low, vmax=heat.high, interpolation="nearest")
-    figure.colorbar(image, ax=axes, label="samples", fraction=0.05, pad=0.02)
+    figure.colorbar(image, ax=axes, label="training samples", fraction=0.05, pad=0.02)
     few = clients * labels <= 600
     if few:
         for client, label in np.argwhere(counts_KC):

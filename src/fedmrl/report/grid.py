@@ -8,7 +8,7 @@ import numpy as np
 
 from fedmrl.report.tables import (
     ACCURACIES,
-    COLUMN_NOTE,
+    COLUMN_NOTES,
     COMPARISON_COLUMNS,
     DASH,
     Outcomes,
@@ -16,6 +16,7 @@ from fedmrl.report.tables import (
     cost_cells,
     markdown,
     mean_percent,
+    worst_notes,
 )
 
 Mark = Literal["", "best", "second"]
@@ -185,6 +186,7 @@ def comparison_grid(titles: Mapping[str, str], outcomes: Outcomes, caption: str)
     rows = [(titles[name], [column[place] for column in columns]) for place, name in enumerate(found)]
     notes = [
         "Best accuracy of a column bold; ± is the sample standard deviation over seeds, where there are several.",
-        COLUMN_NOTE,
+        *COLUMN_NOTES,
+        *worst_notes(titles, outcomes),
     ]
     return Grid(caption, COMPARISON_COLUMNS[0], [header], [rows], notes)

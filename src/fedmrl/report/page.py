@@ -12,10 +12,10 @@ from fedmrl.errors import UserError
 from fedmrl.files import write_whole
 from fedmrl.report import tables
 from fedmrl.report.charts import MAX_HEAT_MAP_CLIENTS, accuracy_chart, difference_chart, heat_map
-from fedmrl.report.rendering import MODEL_PHRASES, PROTOCOL_LABELS, render
+from fedmrl.report.rendering import CURVE_SENTENCES, MODEL_PHRASES, render
 from fedmrl.report.runs import Series, differing, find_runs, make_series
 from fedmrl.report.styles import Style, StyleKey, choose_styles
-from fedmrl.report.tables import DASH, NO_BREAK, format_seeds, percentage
+from fedmrl.report.tables import DASH, NO_BREAK, format_seeds, join_words, percentage
 from fedmrl.results import PROTOCOLS, ClientResult, Protocol, RunResult, TensorOut, counted
 
 CONTENTS: Mapping[str, str] = {
@@ -30,7 +30,6 @@ CONTENTS: Mapping[str, str] = {
 }
 ALL_CLIENT_PROTOCOLS: Sequence[Protocol] = ("fair", "own")
 """The protocols that evaluate every client after the last round."""
-FEW_TEST_SAMPLES = 100  # test samples, below which one sample is more than a point of accuracy
 MAX_NAMED_CLASSES = 10  # classes of a client that fit into a table's cell
 MAX_ROWS = 500  # rows of a table that are shown at once
 _ELSEWHERE = {
@@ -70,15 +69,16 @@ def page_data(series: Sequence[Series], left_out: Sequence[str] = ()) -> dict[st
     styles = choose_styles([StyleKey(one.first.method, one.name, one.first.colour) for one in ranked])
     several = any(len(one.runs) > 1 for one in ranked)
     totals = [_totals(one) for one in ranked]
-    rings = {"paper": f" A ring marks {'each seed’s best round' if several else 'it'}."}
+    rings = {"paper": f" A ring marks {'each seed’s' if several else 'the'} best round."}
     band = " Line: mean over seeds; band: their range." if several else ""
     return {
         "brand": "report",
         "contents": CONTENTS,
         "facts": _facts(ranked),
-        "notes": [*_notes(ranked), *_disagreement(ranked), *(f"Left out: {sentence}." for sentence in left_out)],
+        "disagreements": _disagreements(ranked),
+        "notes": [*_notes(ranked), *(f"Left out: {sentence}." for sentence in left_out)],
         "answers": {protocol: _answer(ranked, protocol) for protocol in PROTOCOLS},
-        "curves_say": {p: words["description"] + rings.get(p, "") + band for p, words in PROTOCOL_LABELS.items()},
+        "curves_say": {p: says + rings.get(p, "") + band for p, says in CURVE_SENTENCES.items()},
         "charts": {
             protocol: accuracy_chart(
                 [(one.name, style, one.runs) for one, style in zip(ranked, styles, strict=True)], protocol
@@ -154,13 +154,13 @@ def _privacy(one: Series) -> tuple[str, str, str] | None:
     return f"ε = {most.epsilon:.3g}", f"at δ = {most.delta:g}", f"{most.mode} noise"
 
 
-def _disagreement(series: Sequence[Series]) -> list[str]:
-    """A sentence if the fair protocol and own copies disagree about the first place."""
+def _disagreements(series: Sequence[Series]) -> list[str]:
+    """A sentence if the protocols `fair` and `own` disagree about the first place."""
     first = {protocol: max(series, key=lambda one: _mean(one, protocol)) for protocol in ALL_CLIENT_PROTOCOLS}
     fair, own = first["fair"], first["own"]
     if fair is own or any(_level(fair, own, protocol) for protocol in ALL_CLIENT_PROTOCOLS):
         return []
-    return [f"The first place depends on the count: {fair.name} by the fair one, {own.name} with clients’ own copies."]
+    return [f"The first place depends on the protocol: {fair.name} under fair, {own.name} under own."]
 
 
 def _mean(one: Series, protocol: Protocol) -> float:
@@ -183,7 +183,7 @@ def _alone(one: Series, protocol: Protocol) -> tuple[str, str]:
     else:
         title = f"{one.name} reached {reached} in its best round"
         best = _best_rounds(one)
-        where = f"Mean over the clients of {best}, each on its own test samples with the model it had just trained."
+        where = f"Mean over the participants of {best}, each on its own test samples with the model it had just trained."
     spread = f" Over {len(one.runs)} seeds it ranges from {_range(one, protocol)}." if len(one.runs) > 1 else ""
     return (
         title,
@@ -192,7 +192,7 @@ def _alone(one: Series, protocol: Protocol) -> tuple[str, str]:
 
 
 def _everyone(one: Series) -> str:
-    """The clients over which the fair protocol takes the mean."""
+    """The clients over which `fair` and `own` take the mean."""
     first, idle = one.first, sorted({run.idle for run in one.runs})
     never = f", {' to '.join(map(str, dict.fromkeys((idle[0], idle[-1]))))} of whom never took part" if idle[-1] else ""
     return f"all {_number_of(len(first.clients), 'client')} after {_number_of(first.rounds, 'round')}{never}"
@@ -220,7 +220,7 @@ def _won(order: Sequence[Series], protocol: Protocol) -> tuple[str, str]:
     else:
         title = f"{winner.name}’s best round is {ahead} above {second.name}’s{mostly}"
         title = f"{first} have equally good best rounds{limit}" if level else title
-        reached = f"{said}, mean over the clients of its best round, each with the model it had just trained"
+        reached = f"{said}, mean over the participants of its best round, each with the model it had just trained"
     cost = (
         f"A client sent and received {amount(_sent(winner), 'B')} "
         f"({second.name}: {_beside(_sent(second), _sent(winner), 'B')}) "
@@ -274,7 +274,7 @@ def _beside(value: float, other: float, unit: str) -> str:
 def _card(one: Series, place: int, protocol: Protocol) -> dict[str, Any]:
     notes = [f"{_range(one, protocol)} over {len(one.runs)} seeds"] if len(one.runs) > 1 else []
     notes += [f"best round: {_best_rounds(one).removeprefix('round ')}"] if protocol == "paper" and len(one.runs) == 1 else []
-    costs = [["sent + received", amount(_sent(one), "B")], ["compute", amount(_flops(one), "FLOP")]]
+    costs = [["sent and received", amount(_sent(one), "B")], ["compute", amount(_flops(one), "FLOP")]]
     if private := _privacy(one):
         costs.append([f"privacy {private[1]}", private[0]])
     return {
@@ -288,7 +288,7 @@ def _card(one: Series, place: int, protocol: Protocol) -> dict[str, Any]:
 
 def _cards_of_one(one: Series, protocol: Protocol) -> list[dict[str, Any]]:
     over = f", mean of {len(one.runs)} seeds" if len(one.runs) > 1 else ""
-    where = f"clients of {_best_rounds(one)}" if protocol == "paper" else "all clients, last round"
+    where = f"participants of {_best_rounds(one)}" if protocol == "paper" else "all clients, last round"
     cards = [("Accuracy", percent(_mean(one, protocol)), f"{where}{over}")]
     if protocol != "paper":
         cards.append((_worst_title(one, protocol).capitalize(), percent(_worst(one, protocol)), f"at the end{over}"))
@@ -315,9 +315,9 @@ def _worst(one: Series, protocol: Protocol) -> float:
 
 
 def _worst_title(one: Series, protocol: Protocol) -> str:
-    """The label of the worst client; it says if that client never took part, since its own model is then untrained."""
-    lowest = [(run.clients, int(np.argmin(run.of_clients(protocol)))) for run in one.runs]
-    return "worst client" + ("" if all(clients[place].rounds for clients, place in lowest) else " (never took part)")
+    """The label of the worst client, with the reason if it is known."""
+    why = tables.why_worst(one.runs, protocol)
+    return f"worst client ({why})" if why else "worst client"
 
 
 def _sent(one: Series, ways: Sequence[str] = ("up", "down"), what: str = "bytes") -> float:
@@ -336,7 +336,7 @@ def _flops(one: Series) -> float:
 def _modes_say(series: Sequence[Series]) -> str:
     views = {view for one in series for view, _ in one.first.inference.items()}
     said = "Accuracy of all clients at the end, for each way that a method can predict. Bold: the way that counts above."
-    return said + (f" Solid: {MODEL_PHRASES['fair']}; hatched: with the client’s own copy." if len(views) > 1 else "")
+    return said + (f" Solid: {MODEL_PHRASES['fair']} (fair); hatched: {MODEL_PHRASES['own']} (own)." if len(views) > 1 else "")
 
 
 def _modes(one: Series) -> list[dict[str, Any]]:
@@ -420,7 +420,7 @@ def _columns(everyone: Sequence[Sequence[ClientResult]], took_part: Sequence[int
             "title": "classes", "values": [len(own) for own in classes],
             "labels": [", ".join(own) if len(own) <= MAX_NAMED_CLASSES else f"{len(own)} classes" for own in classes],
         },
-        {"title": "train samples", "number": True, "values": [same[0].train_samples for same in everyone]},
+        {"title": "training samples", "number": True, "values": [same[0].train_samples for same in everyone]},
         {"title": "test samples", "number": True, "values": [same[0].test_samples for same in everyone]},
         *([rounds] if took_part else []),
     ]  # fmt: skip
@@ -442,7 +442,7 @@ def _clients_say(
 ) -> str:
     idle = sum(not rounds for rounds in took_part or ())
     said = [
-        f"Each client’s accuracy at the end of the run, on its own test samples, {MODEL_PHRASES[protocol]}.",
+        f"Each client’s accuracy after the last round, on its own test samples, {MODEL_PHRASES[protocol]} ({protocol}).",
         sample_worth([same[0].test_samples for same in everyone]),
         f"Clients that never took part ({idle:,} of {len(everyone):,}) still have their initial models: only what the "
         "server sends them is trained."
@@ -465,7 +465,7 @@ def sample_worth(test_samples: Sequence[int]) -> str:
     ('A client has 7 test samples on average, so one sample is worth 14\\xa0points of its accuracy.', '')
     """
     mean = float(np.mean(test_samples))
-    if not 0 < mean <= FEW_TEST_SAMPLES:
+    if not 0 < mean <= tables.FEW_TEST_SAMPLES:
         return ""
     own = "1 test sample" if f"{mean:.0f}" == "1" else f"{mean:.0f} test samples"
     worth = "1 point" if f"{100 / mean:.0f}" == "1" else f"{100 / mean:.0f} points"
@@ -560,15 +560,6 @@ def _recipe(one: Series) -> dict[str, Any]:
             *([["folder" if len(folders) == 1 else "folders", ", ".join(folders)]] if folders else []),
         ],
     }
-
-
-def join_words(words: Sequence[str]) -> str:
-    """Joins words with commas and a final "and".
-
-    >>> join_words(["FD", "FML", "FedKD"]), join_words(["FD"])
-    ('FD, FML and FedKD', 'FD')
-    """
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def percent(share: float) -> str:

@@ -9,29 +9,18 @@ from markupsafe import Markup
 
 from fedmrl import __version__
 from fedmrl.report.styles import MARKER_PATHS
-from fedmrl.results import Protocol
-
-PROTOCOL_LABELS: Mapping[Protocol, Mapping[str, str]] = {
-    "fair": {
-        "label": "Fair: all clients",
-        "description": "Every client, with the server’s latest shared part; the last round counts.",
-    },
-    "own": {
-        "label": "Own copies",
-        "description": "Every client, with the copy of the shared part that it trained last; the last round counts.",
-    },
-    "paper": {
-        "label": "Paper: best round",
-        "description": "Only the round’s clients, each with the model it has just trained; the best round counts.",
-    },
-}
-"""Label and description of each protocol in the page's switch."""
+from fedmrl.results import PROTOCOLS, Protocol
 
 MODEL_PHRASES: Mapping[Protocol, str] = {
     "fair": "with the server’s latest shared part",
     "own": "with the copy of the shared part that it trained last",
 }
 """Which copy of the shared part all clients are evaluated with."""
+CURVE_SENTENCES: Mapping[Protocol, str] = {
+    **{protocol: f"Mean over all clients, each {says}." for protocol, says in MODEL_PHRASES.items()},
+    "paper": "Mean over a round’s participants, each with the model it has just trained.",
+}
+"""What a curve of each protocol shows."""
 
 
 def render(name: str, page: Mapping[str, Any], data: Mapping[str, Any], package: str = "fedmrl.report") -> str:
@@ -44,7 +33,8 @@ def render(name: str, page: Mapping[str, Any], data: Mapping[str, Any], package:
     def source(file: str) -> Markup:
         return Markup(loader.get_source(environment, file)[0])
 
-    common = {"version": __version__, "protocols": PROTOCOL_LABELS, "with": MODEL_PHRASES, "marker_paths": MARKER_PATHS}
+    protocols = {protocol: says.replace("'", "’") for protocol, says in PROTOCOLS.items()}
+    common = {"version": __version__, "protocols": protocols, "with": MODEL_PHRASES, "marker_paths": MARKER_PATHS}
     scripts = Markup("\n").join([source("charts.js"), source(f"{name}.js")])
     parts = {"style": source("page.css"), "script": scripts, "data": Markup(embedded({**data, "marker_paths": MARKER_PATHS}))}
     text = environment.get_template(f"{name}.html").render({**common, **page, **parts})

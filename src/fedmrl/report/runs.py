@@ -1,5 +1,6 @@
 """Finished runs, read from folders and grouped into series: one method in one setting, over its seeds."""
 
+import json
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +10,7 @@ from typing import Any
 
 from fedmrl.errors import UserError
 from fedmrl.methods import METHODS
-from fedmrl.report.tables import format_seeds
+from fedmrl.report.tables import format_seeds, join_words
 from fedmrl.results import DivergedRun, RunResult, ended, read_outcome
 
 
@@ -47,6 +48,7 @@ def find_runs(paths: Sequence[Path]) -> tuple[list[RunResult], list[str]]:
             if not several:
                 raise UserError(sentence)
             left_out.append(sentence)
+        left_out += _not_begun(path)
         if several and not any(folder.resolve() in runs for folder in below):
             raise UserError(f"{path}: none of its runs is finished; {left_out[-1]}")
     return list(runs.values()), left_out
@@ -68,6 +70,27 @@ def _without_result(folder: Path, outcome: DivergedRun | None) -> str:
     if outcome is not None:
         return f"{folder} diverged, so it has no result: {outcome.diverged.reason}"
     return f"{folder} is not finished; resume it with 'fedmrl run {shlex.quote(str(folder))} --resume'"
+
+
+def run_folder(method: str, seed: int, seeds: Sequence[int]) -> str:
+    """The name of a run's folder in that of its comparison."""
+    return method if len(seeds) == 1 else f"{method}-seed-{seed}"
+
+
+def _not_begun(path: Path) -> list[str]:
+    """A sentence on the runs of an interrupted comparison that have not begun, if there are any."""
+    try:
+        plan = json.loads((path / "comparison.json").read_text(encoding="utf-8"))
+        planned = [run_folder(method, seed, plan["seeds"]) for method in plan["methods"] for seed in plan["seeds"]]
+    except (OSError, ValueError, LookupError, TypeError):  # no comparison, or one whose file was changed by hand
+        return []
+    missing = [name for name in planned if not (path / name / "config.toml").is_file()]
+    if not missing:
+        return []
+    return [
+        f"{join_words(missing)} {'has' if len(missing) == 1 else 'have'} not begun; repeat the command of the comparison with "
+        f"--out {shlex.quote(str(path))} --resume"
+    ]
 
 
 def title_of(run: RunResult) -> str:

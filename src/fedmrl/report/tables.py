@@ -6,26 +6,30 @@ from operator import attrgetter
 
 import numpy as np
 
-from fedmrl.results import PROTOCOLS, SHORT, Outcome, RunResult
+from fedmrl.results import PROTOCOLS, Outcome, Protocol, RunResult
 
 Outcomes = Mapping[str, Sequence[Outcome]]
 """The outcomes of each method's runs, one for each seed."""
 
 ACCURACIES: Mapping[str, Callable[[RunResult], float]] = {
-    **{SHORT[protocol]: partial(RunResult.headline, protocol=protocol) for protocol in PROTOCOLS},
+    **{protocol: partial(RunResult.headline, protocol=protocol) for protocol in PROTOCOLS},
     "worst client": attrgetter("worst_client"),
 }
 """The columns of accuracies, in percent."""
-COMPARISON_COLUMNS = ("method", *ACCURACIES, "sent", "compute", "time a seed")
+COMPARISON_COLUMNS = ("method", *ACCURACIES, "sent and received", "compute", "time a seed")
 DASH = "–"
 NO_BREAK = "\N{NO-BREAK SPACE}"
-COLUMN_NOTE = (
-    "Accuracy of each client on its own test samples, mean over clients. "
-    + "; ".join(f"{SHORT[protocol]}: {says}" for protocol, says in PROTOCOLS.items())
-    + ". Worst client: the lowest accuracy of any client by the fair count, even if it never took part. Sent, compute: "
-    "a client's total over all rounds, mean over clients; sent includes what it received."
-)
-"""An explanation of the columns."""
+FEW_TEST_SAMPLES = 100
+"""Test samples, below which one sample is more than a point of accuracy."""
+PROTOCOL_NOTES = [f"{protocol}: {says}." for protocol, says in PROTOCOLS.items()]
+"""A sentence on each protocol."""
+COLUMN_NOTES = [
+    "Accuracy of each client on its own test samples, mean over clients:",
+    *PROTOCOL_NOTES,
+    "worst client: the lowest accuracy of any client under fair.",
+    "sent and received, compute: a client's total over all rounds, mean over clients.",
+]
+"""Sentences on the columns."""
 
 
 def comparison_rows(titles: Mapping[str, str], outcomes: Outcomes) -> list[tuple[str, ...]]:
@@ -52,6 +56,40 @@ def finished_results(runs: Sequence[Outcome]) -> list[RunResult]:
     return results if len(results) == len(runs) else []
 
 
+def why_worst(runs: Sequence[RunResult], protocol: Protocol = "fair") -> str:
+    """Why the worst client of each seed is so low: it never took part, or has few test samples; empty if neither."""
+    reasons = []
+    for run in runs:
+        accuracies = run.of_clients(protocol)
+        worst = [client for client, own in zip(run.clients, accuracies, strict=True) if own == min(accuracies)]
+        tested = min(client.test_samples for client in worst)
+        if not all(client.rounds for client in worst):
+            reasons.append("never took part")
+        elif tested < FEW_TEST_SAMPLES:
+            reasons.append(f"has {tested} test sample{'' if tested == 1 else 's'}")
+        else:
+            return ""
+    return " or ".join(sorted(set(reasons), key=lambda reason: (reason[0] != "n", len(reason), reason)))
+
+
+def worst_notes(titles: Mapping[str, str], outcomes: Outcomes) -> list[str]:
+    """A sentence for each reason why methods' worst clients are so low."""
+    whose: dict[str, list[str]] = {}
+    for name, runs in by_accuracy(outcomes).items():
+        if runs and (why := why_worst(runs)):
+            whose.setdefault(why, []).append(titles[name])
+    return [f"The worst client of {join_words(names)} {why}." for why, names in whose.items()]
+
+
+def join_words(words: Sequence[str]) -> str:
+    """Joins words with commas and a final "and".
+
+    >>> join_words(["FD", "FML", "FedKD"]), join_words(["FD"])
+    ('FD, FML and FedKD', 'FD')
+    """
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
 def _sent(run: RunResult) -> float:
     return (run.communication.up.bytes + run.communication.down.bytes) / len(run.clients)
 
@@ -65,7 +103,7 @@ def _mean(runs: Sequence[RunResult], what: Callable[[RunResult], float]) -> floa
 
 
 def cost_cells(runs: Sequence[RunResult]) -> tuple[str, str, str]:
-    """The cells for bytes sent, compute, and time, as means over seeds; dashes without results."""
+    """The cells for bytes sent and received, compute, and time, as means over seeds; dashes without results."""
     if not runs:
         return (DASH, DASH, DASH)
     seconds = f"{_mean(runs, lambda run: run.seconds_of_seed):.1f} s"

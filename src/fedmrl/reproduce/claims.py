@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from fedmrl.report.tables import DASH, NO_BREAK, count, markdown, signed
+from fedmrl.report.tables import DASH, NO_BREAK, PROTOCOL_NOTES, count, markdown, signed
 from fedmrl.reproduce.experiments import SAME_CATEGORY
 from fedmrl.reproduce.figures import MODES, PAPER_GAINS, SWEEPS, Gains, gains
 from fedmrl.reproduce.measurements import COSTS, TITLES, Column, Kind, Measurement, Measurements, dataset_title, on_shared_seeds
@@ -49,7 +49,7 @@ class Claim:
     """The experiments that must be complete for a final verdict."""
     weigh: Callable[[Measurements, Protocol], Evidence]
     of_all: bool = False
-    """Whether the claim is about all clients after the last round, which the paper's protocol does not evaluate."""
+    """Whether the claim is about all clients after the last round, which the protocol `paper` does not evaluate."""
 
     def evidence(self, measurements: Measurements, protocol: Protocol) -> Evidence:
         """The evidence under a protocol."""
@@ -73,12 +73,11 @@ def claims_table(measurements: Measurements) -> str:
         measured = [absent.get(p) or _format_evidence(claim.evidence(measurements, p)) for p in PROTOCOLS]
         verdicts = {p: claim.verdict(measurements, p) for p in PROTOCOLS if p not in absent}
         rows.append([claim.title, f"{claim.paper} _{claim.note}_", *measured, _format_verdicts(verdicts)])
-    columns = ["Claim", "What the paper says, and _how it is judged_", *map(_heading, PROTOCOLS), "Whether it holds"]
-    protocols = [f"- {_heading(protocol)}: {says}." for protocol, says in PROTOCOLS.items()]
+    columns = ["Claim", "What the paper says, and _how it is judged_", *PROTOCOLS, "Whether it holds"]
     notes = "\n".join(
         [
-            *protocols,
-            f"- {DASH}: the claim is about all clients after the last round, which the paper's protocol does not evaluate.",
+            *(f"- {note}" for note in PROTOCOL_NOTES),
+            f"- {DASH}: the claim is about all clients after the last round, which the protocol `paper` does not evaluate.",
             "- So far: some of the runs for this claim are missing.",
             "- Level: both print the same number, or seeds disagree about which is ahead and the mean difference is below its "
             "standard deviation.",
@@ -90,15 +89,11 @@ def claims_table(measurements: Measurements) -> str:
     return f"# The paper's claims\n\n{toy}{markdown(columns, rows)}\n{notes}\n".replace(NO_BREAK, " ")
 
 
-def _heading(protocol: Protocol) -> str:
-    return {"fair": "Fair", "own": "Own copies", "paper": "The paper's protocol"}[protocol]
-
-
 def _format_verdicts(verdicts: Mapping[Protocol, str]) -> str:
     """One verdict if all protocols agree, otherwise one for each."""
     if len(set(verdicts.values())) == 1:
         return next(iter(verdicts.values()))
-    return "; ".join(f"{_heading(protocol).lower()}: {verdict}" for protocol, verdict in verdicts.items())
+    return "; ".join(f"{protocol}: {verdict}" for protocol, verdict in verdicts.items())
 
 
 def _format_evidence(found: Evidence) -> str:

@@ -200,7 +200,7 @@ def _in_stages(scale: Scale, cells: Sequence[Cell]) -> Iterator[RunSpec]:
 
 
 def best_others(setting: str, cells: Iterable[Cell], count: int = 2) -> list[str]:
-    """The best methods other than FedMRL and Standalone by the fair protocol with seed 0; empty until all are measured."""
+    """The best methods other than FedMRL and Standalone under the protocol `fair` with seed 0; empty until all are measured."""
     others = [method for method in METHOD_ORDER if method not in ("fedmrl", "standalone")]
     found = {cell.variant: cell for cell in cells if cell.setting == setting and cell.seed == 0 and cell.variant in others}
     if len(found) < len(others):

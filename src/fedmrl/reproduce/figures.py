@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedmrl.files import replacing
 from fedmrl.report.figures import PRINT, new_figure
-from fedmrl.report.rendering import MODEL_PHRASES
+from fedmrl.report.rendering import CURVE_SENTENCES, MODEL_PHRASES
 from fedmrl.report.styles import DASHED, STYLES, WITHOUT_MRL, Dash, Style
 from fedmrl.report.tables import count, format_seeds
 from fedmrl.reproduce.cells import Cell
@@ -30,7 +30,7 @@ from fedmrl.reproduce.measurements import (
     finished_seeds,
     over_common_seeds,
 )
-from fedmrl.results import PROTOCOLS, SHORT, Protocol
+from fedmrl.results import PROTOCOLS, Protocol
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -161,7 +161,7 @@ def _grouped(pairs: Sequence[tuple[str, str]]) -> str:
 def curves_figure(measurements: Measurements, protocol: Protocol) -> "Figure | None":
     """Draws accuracy by round: a row for each dataset, a column for each federation that was run; one federation makes a row.
 
-    Curves of the paper's protocol are smoothed.
+    Curves of the protocol `paper` are smoothed.
     """
     everywhere = measurements.columns()
     found = {c: measurements.methods(c.setting) for c in everywhere}
@@ -211,9 +211,8 @@ def curves_figure(measurements: Measurements, protocol: Protocol) -> "Figure | N
 def _curve_note(found: Iterable[Mapping[str, Measurement]], protocol: Protocol) -> str:
     several = any(len(measurement.cells) > 1 for of_column in found for measurement in of_column.values())
     band = " Line: mean over seeds, band: their range." if several else ""
-    if protocol != "paper":
-        return f"Mean over all clients, each {MODEL_PHRASES[protocol]}.{band}"
-    return f"Mean over a round's participants, each with the model it has just trained. Running mean; faint: as measured.{band}"
+    smoothed = " Running mean; faint: as measured." if protocol == "paper" else ""
+    return CURVE_SENTENCES[protocol] + smoothed + band
 
 
 def curve_values(measurement: Measurement, protocol: Protocol) -> tuple[list[int], Values]:
@@ -241,7 +240,7 @@ def window(rounds: int) -> int:
 
 
 def smooth(values: Values, protocol: Protocol) -> Values:
-    """Replaces the noisy curves of the paper's protocol by running means; other curves stay as they are."""
+    """Replaces the noisy curves of the protocol `paper` by running means; other curves stay as they are."""
     return np.array([running_mean(seed, window(len(seed))) for seed in values]) if protocol == "paper" else values
 
 
@@ -557,7 +556,7 @@ def sweep_figure(measurements: Measurements, sweep: Sweep) -> "Figure | None":
         axes.set_xlabel(sweep.axis)
         axes.grid(visible=True, axis="y")
     _label([axes for axes, main in zip(panels, mains, strict=True) if main in shown], "accuracy (%)")
-    protocols = {SHORT[protocol]: Style(GREY, GREY, "", PROTOCOL_DASHES[protocol]) for protocol in PROTOCOLS}
+    protocols: dict[str, Style] = {protocol: Style(GREY, GREY, "", PROTOCOL_DASHES[protocol]) for protocol in PROTOCOLS}
     _legend(figure, {**sweep.lines, **protocols}, columns=2 if len(mains) == 1 else 5)
     absent = [
         (name, f"{main.dataset_title} at {x:g}", measurement)

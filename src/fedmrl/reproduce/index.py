@@ -13,10 +13,10 @@ import numpy as np
 from fedmrl.files import write_whole
 from fedmrl.report.charts import Curve, difference_chart, limits_of, line_chart
 from fedmrl.report.grid import Grid
-from fedmrl.report.page import ALL_CLIENT_PROTOCOLS, join_words, percent, sample_worth, table_hint
-from fedmrl.report.rendering import PROTOCOL_LABELS, render
+from fedmrl.report.page import ALL_CLIENT_PROTOCOLS, percent, sample_worth, table_hint
+from fedmrl.report.rendering import CURVE_SENTENCES, render
 from fedmrl.report.styles import STYLES, WITHOUT_MRL, Style
-from fedmrl.report.tables import NO_BREAK, format_seeds, format_time, signed
+from fedmrl.report.tables import NO_BREAK, format_seeds, format_time, join_words, signed
 from fedmrl.reproduce.cells import Cell
 from fedmrl.reproduce.claims import (
     CLAIMS,
@@ -60,7 +60,6 @@ CONTENTS: Mapping[str, str] = {
     "repeat": "Repeat it",
     "glossary": "Glossary",
 }
-RUN_TITLES: Mapping[Protocol, str] = {"fair": "fair", "own": "own", "paper": "paper’s"}
 SWEEP_WORDS: Mapping[str, tuple[str, str]] = {
     "non-iid-class": ("Classes per client", "classes per client"),
     "non-iid-dirichlet": ("Dirichlet parameter α", "α"),
@@ -105,8 +104,10 @@ def index_data(cells: Sequence[Cell], scale: Scale) -> Data:
         "facts": _facts(measurements),
         "notes": [
             *([] if scale.has_paper else [SMALL_VERSION_NOTE]),
-            *(sentence for kind in TABLE_NAMES for sentence in measurements.disagreements(measurements.columns(kind))),
             *measurements.left_out_note(cell.setting for cell in cells),
+        ],
+        "disagreements": [
+            sentence for kind in TABLE_NAMES for sentence in measurements.disagreements(measurements.columns(kind))
         ],
         "answers": {protocol: _answer(measurements, protocol) for protocol in PROTOCOLS},
         "styles": {TITLES[method]: STYLES[method].on_page for method in METHOD_ORDER},
@@ -168,15 +169,10 @@ def _measured(measurements: Measurements, what: str) -> Data:
 def _answer(measurements: Measurements, protocol: Protocol) -> Data:
     """The result under a protocol: a title, a few sentences, and a card for each claim that can be judged."""
     title = _title(measurements, protocol)
-    how = {
-        "fair": "All clients after the last round, each with the server’s latest shared part.",
-        "own": "All clients after the last round, each with the copy of the shared part that it trained last.",
-        "paper": "As in the paper: the best round, over the clients that took part in it.",
-    }
     mains = [said for dataset in measurements.scale.datasets if (said := _main_sentence(measurements, dataset, protocol))]
     return {
         "title": title,
-        "lead": "\n".join([how[protocol], *mains]),
+        "lead": "\n".join(mains),
         "cards": [card for claim in CLAIMS if (card := _card(claim, measurements, protocol))],
     }
 
@@ -263,7 +259,7 @@ def _against(lead: Margin) -> str:
 
 
 def _accuracy_table(measurements: Measurements, kind: Kind, protocol: Protocol) -> Data:
-    """The table of accuracies and, under the paper's protocol, the differences from the paper."""
+    """The table of accuracies and, under the protocol `paper`, the differences from the paper."""
     shown = _grid(accuracy_grid(measurements, kind, protocol))
     if protocol == "paper" and measurements.has_paper:
         methods = {title: method for method, title in TITLES.items()}
@@ -345,7 +341,7 @@ def _curves_say(measurements: Measurements, protocol: Protocol) -> str:
     found = [measurement for column in measurements.columns() for measurement in _finished(measurements, column).values()]
     most = max((len(curve_values(measurement, protocol)[0]) for measurement in found), default=0)
     said = [
-        PROTOCOL_LABELS[protocol]["description"].split(";")[0].removesuffix(".") + ".",
+        CURVE_SENTENCES[protocol],
         f"A line is a running mean over {window(most)} rounds; the table counts the best single round, which is higher."
         if protocol == "paper" and most
         else "",
@@ -510,7 +506,7 @@ def _runs(cells: Sequence[Cell], measurements: Measurements) -> Data:
         return {"runs": None, "repeat_says": "Nothing is measured yet. This command measures everything and updates this page:"}
     columns = [
         {"title": "run", "values": [f"{cell.setting} {cell.variant}" for cell in cells]},
-        *(_accuracies(title, [cell.measured(p) for cell in cells]) for p, title in RUN_TITLES.items()),
+        *(_accuracies(protocol, [cell.measured(protocol) for cell in cells]) for protocol in PROTOCOLS),
         {"title": "seed", "number": True, "values": [cell.seed for cell in cells]},
         _times("seconds", seconds),
         _times("CPU seconds", computed),

@@ -19,11 +19,7 @@ State = Literal["finished", "failed", "missing", "incomparable"]
 Kind = Literal["heterogeneous", "homogeneous"]
 
 DATASET_TITLES: Mapping[str, str] = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "digits": "Digits"}
-PROTOCOL_TITLES: Mapping[Protocol, str] = {
-    "fair": f"Fair protocol ({PROTOCOLS['fair']})",
-    "own": f"Own copies ({PROTOCOLS['own']})",
-    "paper": f"The paper's protocol ({PROTOCOLS['paper']})",
-}
+PROTOCOL_TITLES: Mapping[Protocol, str] = {protocol: f"Protocol {protocol}: {says}" for protocol, says in PROTOCOLS.items()}
 TITLES: Mapping[str, str] = {method: METHODS[method].title for method in METHOD_ORDER}
 COSTS: Mapping[str, str] = {"rounds": "rounds", "parameters": "parameters", "flops": "FLOPs"}
 """The kinds of cost until a target, with their titles."""
@@ -285,13 +281,13 @@ class Measurements:
         for column in columns:
             fair, own = (self.first(column.setting, protocol) for protocol in ("fair", "own"))
             if set(fair) != set(own):
-                said.append(f"{column.short} ({_titles(fair)} by fair, {_titles(own)} by own copies)")
-        return [f"The fair protocol and own copies disagree about the first place: {'; '.join(said)}."] if said else []
+                said.append(f"{column.short} ({_titles(fair)} under fair, {_titles(own)} under own)")
+        return [f"The protocols fair and own disagree about the first place: {'; '.join(said)}."] if said else []
 
     def targets(self, dataset: str) -> list[float]:
         """The target accuracies: the paper's and, if few methods reach it, the highest multiple of 5% that most methods reach.
 
-        The fair protocol decides the second target for all protocols.
+        The protocol `fair` decides the second target for all protocols.
         """
         papers = self.scale.targets[dataset]
         found = [

@@ -45,9 +45,9 @@ MARGINS: Mapping[str, tuple[str, Sequence[str]]] = {
     "fedmrl-minus-best-same-category": ("FedMRL − best same-category baseline", SAME_CATEGORY),
 }
 COST_TITLES: Mapping[Protocol, str] = {
-    "fair": "Fair protocol: accuracy of all clients with the server's latest shared part; real cost, mean over all clients",
-    "own": "Own copies: accuracy of all clients with the copy that each trained last; real cost, mean over all clients",
-    "paper": "The paper's protocol: accuracy of a round's participants; a participant's cost in a round × rounds",
+    "fair": "Protocol fair: accuracy of all clients with the server's latest shared part; real cost, mean over all clients",
+    "own": "Protocol own: accuracy of all clients with the copy that each trained last; real cost, mean over all clients",
+    "paper": "Protocol paper: accuracy of a round's participants; a participant's cost in a round × rounds",
 }
 TABLE_NAMES: Mapping[Kind, str] = {"heterogeneous": "table-hetero", "homogeneous": "table-homo"}
 SPREAD_NOTE = "±: sample standard deviation over seeds; without ±, a single seed."
@@ -110,7 +110,7 @@ def _csv(rows: Sequence[Row]) -> str:
 
 
 def accuracy_grid(measurements: Measurements, kind: Kind, protocol: Protocol) -> Grid:
-    """Accuracy by method and column, with FedMRL's leads and, under the paper's protocol, its numbers in brackets."""
+    """Accuracy by method and column, with FedMRL's leads and, under the protocol `paper`, the paper's numbers in brackets."""
     columns, beside = measurements.columns(kind), protocol == "paper" and measurements.has_paper
     by_column = []
     for column in columns:
@@ -276,7 +276,7 @@ def _against_paper(measurements: Measurements, kind: Kind) -> Grid:
     failed = "†: our accuracy (%), since the method failed to converge in the paper."
     notes += [failed] if any("†" in entry.text for entry in entries) else []
     return Grid(
-        caption=f"Ours minus the paper's, in points: {kind} models, the paper's protocol ({PROTOCOLS['paper']})",
+        caption=f"Ours minus the paper's, in points: {kind} models, protocol paper ({PROTOCOLS['paper']})",
         corner="Method",
         header=_header(columns),
         groups=[[(TITLES[method], rows[method]) for method in group] for group in GROUPS],
@@ -380,7 +380,7 @@ def cost_grid(measurements: Measurements, protocol: Protocol, place: int = 0) ->
     entries = [entry for row in rows.values() for entry in row]
     mains = [measurements.main(dataset) for dataset in targets]
     some = "(k/n): mean over the k of n seeds that reached the target."
-    common = "The target is the highest multiple of 5% that most methods reach under the fair protocol; few reach the paper's."
+    common = "The target is the highest multiple of 5% that most methods reach under fair; few reach the paper's."
     return Grid(
         caption=f"{'A target that most methods reach. ' if place else ''}{COST_TITLES[protocol]}",
         corner="Method",

@@ -3,8 +3,8 @@
 from fedmrl.results.accuracy import WHOSE, Accuracy, ByMode, ByView, LastAndBest, Means, RoundAccuracy, Scores, View, Whose
 from fedmrl.results.costs import Target, cost_to_target
 from fedmrl.results.leaves import Leaves, TensorOut
-from fedmrl.results.protocols import PROTOCOLS, SHORT, Protocol, counted
-from fedmrl.results.record import LeftOut, Record, Sent, curve, read_records
+from fedmrl.results.protocols import PROTOCOLS, Protocol, counted
+from fedmrl.results.record import LeftOut, Record, Traffic, curve, read_records
 from fedmrl.results.result import (
     ClientResult,
     ClientResults,
@@ -24,7 +24,6 @@ from fedmrl.results.result import (
 
 __all__ = [
     "PROTOCOLS",
-    "SHORT",
     "WHOSE",
     "Accuracy",
     "ByMode",
@@ -45,9 +44,9 @@ __all__ = [
     "RoundAccuracy",
     "RunResult",
     "Scores",
-    "Sent",
     "Target",
     "TensorOut",
+    "Traffic",
     "View",
     "Whose",
     "check_files",

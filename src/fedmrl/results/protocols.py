@@ -7,11 +7,10 @@ from fedmrl.errors import UserError
 
 Protocol = Literal["fair", "own", "paper"]
 PROTOCOLS: Mapping[Protocol, str] = {
-    "fair": "last round, all clients, with the shared part that the server has last",
-    "own": "last round, all clients, with the copy of the shared part that each trained last",
-    "paper": "best round, its participants, each with the model it has just trained",
+    "fair": "all clients after the last round, each with the server's latest shared part",
+    "own": "all clients after the last round, each with the copy of the shared part that it trained last",
+    "paper": "the participants of the best round, each with the model it has just trained",
 }
-SHORT: Mapping[Protocol, str] = {"fair": "fair", "own": "own copies", "paper": "best round"}
 
 
 class Counted(NamedTuple):

@@ -10,7 +10,7 @@ from fedmrl.results.accuracy import RoundAccuracy, Whose
 from fedmrl.schema import Part, checked, parsed, read_text
 
 
-class Sent(Part):
+class Traffic(Part):
     """Traffic of all clients in one direction."""
 
     parameters: int
@@ -40,8 +40,8 @@ class Record(Part):
     loss: float | None
     """The mean over the participants; None if no client replied."""
     accuracy: RoundAccuracy
-    up: Sent
-    down: Sent
+    up: Traffic
+    down: Traffic
     flops: int
     seconds: dict[str, float] = Field(default_factory=dict)
     """The round's time by stage."""

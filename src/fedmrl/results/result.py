@@ -16,7 +16,7 @@ from fedmrl.results.accuracy import Accuracy, ByMode, ByView, LastAndBest, Whose
 from fedmrl.results.costs import Target
 from fedmrl.results.leaves import Leaves
 from fedmrl.results.protocols import PROTOCOLS, Protocol, counted
-from fedmrl.results.record import Record, Sent, curve, read_records
+from fedmrl.results.record import Record, Traffic, curve, read_records
 from fedmrl.schema import Part, checked, parsed, read_text
 
 if TYPE_CHECKING:
@@ -80,8 +80,8 @@ class ClientResults(RootModel[list[ClientResult]]):
 class Communication(Part):
     """Total traffic of all clients, up and down."""
 
-    up: Sent
-    down: Sent
+    up: Traffic
+    down: Traffic
 
 
 class PrivacySpent(Part):
@@ -102,7 +102,7 @@ class PrivacySpent(Part):
     """Whether the run ended early because one more round would have exceeded `budget`."""
 
 
-class _Outcome(Part):
+class _RunFacts(Part):
     """The fields of finished and diverged runs alike."""
 
     method: str
@@ -172,7 +172,7 @@ class Divergence(Part):
     reason: str
 
 
-class DivergedRun(_Outcome):
+class DivergedRun(_RunFacts):
     """A run that stopped without a result because a client's loss or weights became NaN or infinite."""
 
     status: Literal["diverged"]
@@ -183,7 +183,7 @@ class DivergedRun(_Outcome):
         return DivergedError(self.diverged.client, self.diverged.round, self.diverged.reason)
 
 
-class RunResult(_Outcome):
+class RunResult(_RunFacts):
     """The result of a finished run.
 
     >>> import fedmrl
@@ -259,7 +259,7 @@ class RunResult(_Outcome):
 
     @property
     def best(self) -> LastAndBest:
-        """The accuracy that the paper's protocol counts, with its round."""
+        """The accuracy that the protocol `paper` counts, with its round."""
         return self.accuracy.participants.own[self.mode]
 
     def of_clients(self, protocol: Protocol = "fair") -> list[float]:
