@@ -148,7 +148,8 @@ def client_audit(
     rows = audit_rows(entries, "in" if came_in else "out")
     for run in dict.fromkeys(run for run, *_ in rows):
         # The SHA-256 of each message is in the log, and with --json; a table with them would not fit a terminal.
-        made = table(f"What {'came in' if came_in else 'left'} in run {run}", *COLUMNS[1:-1], wraps="tensor")
+        title = f"What {'came in' if came_in else 'left'} {f'in run {run}' if run else 'in reply to messages of no run'}"
+        made = table(title, *COLUMNS[1:-1], wraps="tensor")
         for of_run, *row, _ in rows:
             if of_run == run:
                 made.add_row(*row)

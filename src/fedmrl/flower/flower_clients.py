@@ -127,9 +127,7 @@ class FlowerClients(Clients):
         self._post, self._registered, self._tell = post, registered, tell
         self._recipe, self._terms, self._config = recipe, terms, config
         self._text = for_clients(recipe).to_toml()
-        start = terms.server_start(self.device)
-        self._form = terms.method.upload_form(terms.common, start, terms.dtype)
-        self._answer_form = terms.method.answer_form(terms.common, start, terms.dtype)
+        self._form, self._answer_form = terms.upload_form, terms.answer_form
         self.members = members
         self.file: Path | None = None
         """Where the members are written when some have joined."""
