@@ -68,7 +68,7 @@ def test_a_client_that_is_added_in_round_3_equals_one_that_took_no_part_before(s
 
 @pytest.mark.parametrize("method", ALL_METHODS)
 def test_every_method_over_tls_gives_the_reference_engines_numbers(method, whole):
-    recipe = small(method, rounds=2, evaluation__every=2)
+    recipe = small(method, rounds=2, evaluation__every=1)
     whole.begin(method, recipe)
     same_numbers(whole.result(), simulated(recipe))
 
@@ -110,7 +110,12 @@ def test_a_supernode_killed_within_a_round_and_one_between_two_are_left_out_and_
 
 
 def kept(result, before):
-    return [one.plain() for one in result.records[: len(before)]] == [one.plain() for one in before]
+    """Whether rounds that were complete are as they were, but for their seconds, as the last may have had no checkpoint yet."""
+
+    def numbers(record):
+        return {key: value for key, value in record.plain().items() if key != "seconds"}
+
+    return [numbers(one) for one in result.records[: len(before)]] == [numbers(one) for one in before]
 
 
 def test_a_server_app_killed_between_two_rounds_and_within_one_is_resumed_without_losing_a_round(whole, tmp_path):

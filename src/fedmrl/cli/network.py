@@ -185,6 +185,25 @@ def federation_run(
     say(f"How it goes: fedmrl federation status --server {folder}")
 
 
+@federation.command("recipe")
+def federation_recipe(
+    recipe: RecipeName, folder: Server = Path("server"), settings: Settings = None, imports: Imports = None
+) -> None:
+    """Print a recipe as the registered clients would get it, and its SHA-256.
+
+    A client runs only this recipe if its bounds.recipe_sha256 has that SHA-256.
+    """
+    from fedmrl.config import load_named
+    from fedmrl.files import sha256_of_text
+    from fedmrl.flower.server_folder import ServerFolder, recipe_text, run_recipe
+
+    clients = len(ServerFolder.opened(folder).registered())
+    named = load_named(recipe, settings or [], imports=imports or [], on_notice=notice)
+    text = recipe_text(run_recipe(named.recipe, clients))
+    print_text(text)
+    notice(f"SHA-256, for {clients} clients: {sha256_of_text(text)}")
+
+
 @federation.command("status")
 def federation_status(
     folder: Server = Path("server"),
