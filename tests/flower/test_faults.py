@@ -75,7 +75,7 @@ def test_every_method_over_tls_gives_the_reference_engines_numbers(method, whole
 
 def test_an_agent_killed_within_a_round_and_one_between_two_are_left_out_and_come_back(whole, tmp_path):
     recipe = small(rounds=5)
-    whole.begin("agents", recipe)
+    whole.begin("agents", recipe, min_clients=1)
     whole.until_round(1)
     with whole.within_a_round(1):
         kill(whole.agents[1])
