@@ -17,7 +17,7 @@ from fedmrl.flower.local import LocalFederation
 from fedmrl.flower.server_folder import run_recipe
 from fedmrl.results import RunResult, read_records
 
-PATIENCE = 600
+PATIENCE = 400
 """Seconds for anything to happen: more than it takes on a machine that does other things as well."""
 ROUND = 300.0
 """Seconds of a round that nobody is meant to miss."""
@@ -82,7 +82,24 @@ class Whole(LocalFederation):
     def begin(self, name, recipe, clients=3, **settings):
         """Starts a run."""
         self.configure({"round_seconds": ROUND, "min_clients": 2, "pause_seconds": 1.0, "wait_seconds": 120.0, **settings})
-        self.name, self.run_id = name, self.server.run(name, run_recipe(recipe, clients))
+        self.name = name
+        self._start(run_recipe(recipe, clients))
+
+    def resume(self):
+        """Goes on with the run."""
+        self._start()
+
+    def _start(self, recipe=None):
+        """Starts a ServerApp, again if Flower's own start of it fails, as it may on a busy machine."""
+        for attempt in range(3):
+            self.run_id = self.server.run(self.name, None if attempt else recipe)
+            status = until(self._status_after_start, "starting")
+            if status == "running":
+                return
+
+    def _status_after_start(self):
+        status = self.server.flower_status(self.run_id)
+        return None if status in ("pending", "starting") else status
 
     # ---- where the run is ----
 
@@ -169,9 +186,6 @@ class Whole(LocalFederation):
             assert resume, self.server.log(self.name)
             self.resume()
         raise AssertionError(self.server.log(self.name))
-
-    def resume(self):
-        self.run_id = self.server.run(self.name)
 
 
 def check(result, recipe, folder):
