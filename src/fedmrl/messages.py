@@ -109,6 +109,11 @@ class TensorForm:
         """The shape for readers, as in `[500, "rank ≤ 9"]`."""
         return [f"{size.name} ≤ {size.most}" if isinstance(size, UpTo) else size for size in self.shape]
 
+    @property
+    def type_name(self) -> str:
+        """The type for readers, as in `float32`."""
+        return str(self.dtype).removeprefix("torch.")
+
 
 Choice = Mapping[str, TensorForm]
 """Tensors that come together, by name; `*` in a name is the index of a round."""

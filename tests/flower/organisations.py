@@ -12,7 +12,7 @@ from fedmrl.federation.setup import prepare
 from fedmrl.flower.agent import Agent
 from fedmrl.flower.client_config import load_organisation
 from fedmrl.flower.frame import exchange
-from fedmrl.flower.protocol import Evaluate, Hello, Train, read_reply, to_bytes, to_tensors
+from fedmrl.flower.protocol import Evaluate, Hello, HelloOk, Train, read_reply, to_bytes, to_tensors
 from fedmrl.methods import METHODS
 
 CPU = torch.device("cpu")
@@ -82,6 +82,11 @@ class Peer:
     def hello(self, **changes):
         asked = {"run": self.run, "client": self.client, "recipe": self.recipe.to_toml(), **changes}
         return self.ask(Hello(**asked))[0]
+
+    def held(self):
+        """The rounds after which the agent has a state of this run, after a hello."""
+        assert isinstance(found := self.hello(), HelloOk), found
+        return self.agent._run.states.index.held
 
     def train(self, round_, since, content, earlier=None, **changes):
         earlier = (0 if since is None else since + 1) if earlier is None else earlier

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import pytest
@@ -134,12 +134,15 @@ def test_a_recipe_for_other_data_than_the_clients_is_refused(what, tmp_path):
         assert isinstance(peer.hello(), HelloOk)
 
 
-def test_a_hello_says_who_the_client_is_and_what_would_leave(one):
+def test_a_hello_says_who_the_client_is_and_nothing_else(one):
     hello = one.hello()
-    assert (hello.name, hello.states, hello.classes) == ("organisation 0", [None], None)
-    assert hello.uploads.keys() == one.content.keys()
-    assert hello.uploads["small.header.weight"].shape == list(one.content["small.header.weight"].shape)
-    assert hello.flops_later == hello.flops_first > 0
+    assert hello.model_dump(exclude={"id", "type"}) == {
+        "name": "organisation 0",
+        "model": one.setting.members[0].model.label,
+        "train": len(one.setting.members[0].train),
+        "test": len(one.setting.members[0].test),
+        "classes": None,
+    }
     assert not (one.state / "runs").exists(), "nothing is written before the first training"
 
 
@@ -159,20 +162,20 @@ def test_an_equal_request_gets_the_cached_reply_also_after_a_restart(one, tmp_pa
     with serving(one.path) as agent:
         after = Peer(agent, one.recipe)
         assert after.train(0, None, one.content)[0].reason == "hello-first"
-        assert after.hello().states == [None, 0]
+        assert after.held() == [None, 0]
         assert equal(upload, after.train(0, None, one.content)[1])
 
 
 def test_a_training_counts_when_a_later_one_continues_from_it_and_until_then_either_state_may(one):
     one.train(0, None, one.content)
     first = one.train(1, 0, one.content)
-    assert one.hello().states == [0, 1]
+    assert one.held() == [0, 1]
     assert one.train(2, None, one.content)[0].reason == "refused", "the initial state is over"
     second = one.train(2, 0, one.content)  # the server lost round 1
-    assert one.hello().states == [0, 2] and second[0].loss != first[0].loss
+    assert one.held() == [0, 2] and second[0].loss != first[0].loss
     assert one.train(3, 1, one.content, earlier=2)[0].reason == "refused"
     assert isinstance(one.train(3, 2, one.content, earlier=2)[0], TrainOk)
-    assert one.hello().states == [2, 3]
+    assert one.held() == [2, 3]
 
 
 def test_a_restarted_agent_goes_on_bit_for_bit(one):
@@ -195,11 +198,11 @@ def test_two_runs_do_not_mix_their_states(one):
     first = files(one.state / "runs" / "r")
     other = Peer(one.agent, small_quickstart(rounds=20, seed=1), run="other")
     assert other.train(0, None, one.content)[0].reason == "hello-first"
-    assert other.hello().states == [None]
+    assert other.held() == [None]
     assert one.train(1, 0, one.content)[0].reason == "hello-first"
     assert isinstance(other.train(0, None, other.recipe and one.content)[0], TrainOk)
     assert files(one.state / "runs" / "r") == first
-    assert one.hello().states == [None, 0]
+    assert one.held() == [None, 0]
     assert isinstance(one.train(1, 0, one.content)[0], TrainOk)
 
 
@@ -242,7 +245,7 @@ def test_deleting_the_folder_of_a_run_makes_room_without_a_restart(for_one_run):
     peer("a").train(0, None, content)
     assert "at most 1 runs" in peer("b").hello().sentence
     shutil.rmtree(runs / "a")
-    assert peer("a").hello().states == [None], "nothing is left of it"
+    assert peer("a").held() == [None], "nothing is left of it"
     assert isinstance(peer("b").hello(), HelloOk)
 
 
@@ -284,7 +287,9 @@ def test_a_killed_agent_starts_again_and_goes_on_bit_for_bit(one, tmp_path):
     thread.join()
     process, peer = started()
     try:
-        assert set(peer.hello().states) in ({None, 0}, {0, 1})
+        assert isinstance(peer.hello(), HelloOk)
+        held = RunStates.open(path.with_name("state") / "runs" / peer.run).index.held
+        assert set(held) in ({None, 0}, {0, 1})
         _, upload = peer.train(1, 0, contents[1])
     finally:
         process.terminate()
@@ -301,7 +306,7 @@ def test_a_training_that_diverges_is_told_and_changes_no_state(tmp_path):
         peer.hello()
         reply, upload = peer.train(0, None, setting.server_start())
         assert (reply.loss, upload, reply.correct) == (None, {}, {})
-        assert peer.hello().states == [None]
+        assert peer.held() == [None]
         assert peer.train(0, None, setting.server_start(), rounds=20)[0].loss is None, "an equal request gets the cached reply"
 
 
@@ -338,30 +343,45 @@ def test_a_failure_of_the_clients_own_is_told_without_anything_private(one, capl
     one.train(0, None, one.content)
     path = next((one.state / "runs" / "r").glob("*.safetensors"))
     path.write_bytes(b"damaged")
-    before = files(one.state)
+    before = files(one.state / "runs")
     with caplog.at_level(logging.ERROR):
         reply, _ = one.train(1, 0, one.content)
     assert (reply.reason, reply.sentence) == ("failed", "the client could not carry this out; its own log says why")
-    assert path.name in caplog.text and files(one.state) == before
+    assert path.name in caplog.text and files(one.state / "runs") == before
     assert isinstance(one.train(1, None, one.content)[0], TrainOk), "the initial state is still good"
 
 
-@pytest.mark.parametrize("full", ["the states' disk", "the audit log's"])
-def test_on_a_full_disk_a_training_is_answered_with_an_error_and_the_earlier_state_is_still_good(one, full, monkeypatch):
-    _, upload = one.train(0, None, one.content)
-    before = files(one.state)
-    largest = max(len(content) for name, content in before.items() if name.endswith("safetensors"))
+@contextmanager
+def files_of_at_most(size):
+    """No file may grow beyond this size."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if full == "the states' disk":
-        resource.setrlimit(resource.RLIMIT_FSIZE, (largest - 100, limits[1]))
-    else:
-        monkeypatch.setattr(one.agent.audit, "path", one.state)  # a folder, which cannot be written to
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:
-        reply, content = one.train(1, 0, one.content)
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        monkeypatch.undo()
+
+
+def test_on_a_full_disk_a_training_is_answered_with_an_error_and_the_earlier_state_is_still_good(one):
+    _, upload = one.train(0, None, one.content)
+    before = files(one.state / "runs")
+    largest = max(len(content) for name, content in before.items() if name.endswith("safetensors"))
+    with files_of_at_most(largest - 100):
+        reply, content = one.train(1, 0, one.content)
     assert (reply.reason, content) == ("failed", {}) and str(one.state) not in reply.sentence
+    assert files(one.state / "runs") == before
+    assert equal(one.train(0, None, one.content)[1], upload)
+    assert isinstance(one.train(1, 0, one.content)[0], TrainOk)
+
+
+def test_what_cannot_be_written_to_the_audit_log_does_not_leave_not_even_an_error(one, monkeypatch):
+    _, upload = one.train(0, None, one.content)
+    before = files(one.state)
+    monkeypatch.setattr(one.agent.audit, "path", one.state)  # a folder, which cannot be written to
+    for ask in (lambda: one.train(1, 0, one.content), lambda: one.train(7, 0, {}), lambda: one.ask_bytes(b"noise" * 9)):
+        with pytest.raises(FrameError, match="ended after 0 bytes"):
+            ask()
+    monkeypatch.undo()
     assert files(one.state) == before
     assert equal(one.train(0, None, one.content)[1], upload)
     assert isinstance(one.train(1, 0, one.content)[0], TrainOk)
@@ -376,7 +396,7 @@ def test_a_training_that_a_crash_cut_off_before_its_commit_is_done_again_with_th
     one.agent.close()
     with serving(one.path) as agent:
         peer = Peer(agent, one.recipe)
-        assert peer.hello().states == [None, 0]
+        assert peer.held() == [None, 0]
         again = peer.train(1, 0, one.content)[1]
     with serving(write_client(one.path.parent.parent / "other", one.setting, 0)) as agent:
         peer = Peer(agent, one.recipe)

@@ -20,13 +20,18 @@ from fedmrl.cli import app
 from fedmrl.data import sources
 from fedmrl.data.partition import partition
 from fedmrl.errors import UserError
+from fedmrl.federation.setup import terms_elsewhere
+from fedmrl.files import sha256_of_text
 from fedmrl.flower.certificates import fingerprint_in, make_certificates, make_node_key
+from fedmrl.flower.checks import approved_recipe
+from fedmrl.flower.client_config import Bounds
 from fedmrl.flower.client_folder import ClientFolder
 from fedmrl.flower.deal import deal
+from fedmrl.flower.flower_clients import FlowerClients, Members
 from fedmrl.flower.local import free_ports
 from fedmrl.flower.registration import register
 from fedmrl.flower.server_config import read_config
-from fedmrl.flower.server_folder import ServerFolder
+from fedmrl.flower.server_folder import ServerFolder, run_recipe
 
 
 def fedmrl(*words):
@@ -304,6 +309,24 @@ def test_federation_run_without_clients_starts_nothing(tmp_path):
     with pytest.raises(UserError, match="no client is registered"):
         fedmrl("federation", "run", "quickstart", "--server", tmp_path / "s")
     assert not list(server.recipes.iterdir())
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["of a recipe", "of what was printed"])
+def test_federation_recipe_prints_what_clients_get_and_its_sha256(tmp_path, dealt, again):
+    recipe, file, _ = dealt
+    server = ServerFolder.create(tmp_path / "s", ["localhost"])
+    for number in range(2):
+        register(server.clients, f"c{number}", f"{number}" * 64)
+    done = fedmrl("federation", "recipe", file, "--server", server.path)
+    if again:
+        file.write_text(done.stdout)
+        done = fedmrl("federation", "recipe", file, "--server", server.path)
+    sent = FlowerClients(
+        None, list, run_recipe(recipe, 2), terms_elsewhere(recipe, (1, 16, 16), list("abcd")), server.config(), Members(run="r")
+    )._text
+    assert done.stdout == sent
+    assert f"for 2 clients: {sha256_of_text(sent)}" in " ".join(done.stderr.split())
+    approved_recipe(done.stdout, Bounds(recipe_sha256=[sha256_of_text(sent)], min_batch_size=1))
 
 
 def test_a_run_that_is_not_there_cannot_be_resumed(tmp_path):

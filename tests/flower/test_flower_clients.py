@@ -99,13 +99,14 @@ def test_a_bad_reply_is_left_out_with_its_reason_and_the_others_count(what, tmp_
     assert 1 not in snapshot.last_round
 
 
-def test_a_round_without_a_clients_reply_equals_one_in_which_it_takes_no_part(tmp_path, monkeypatch):
+@pytest.mark.parametrize("what", ["NaN", "a wrong shape", "huge values", "truncated", "another message's id"])
+def test_a_round_with_a_bad_reply_equals_one_in_which_its_client_takes_no_part(what, tmp_path, monkeypatch):
     participation = tmp_path / "rounds.json"
     participation.write_text("[[0, 1, 2], [0, 2], [0, 1, 2]]")
     recipe = small(rounds=3)
     with in_process(tmp_path, recipe, monkeypatch) as made:
         made.grid.change = lambda client, kind, group, frame: (
-            frame[:-1] if (client, kind, group) == (1, "train", "2") else frame
+            BAD[what][0](frame) if (client, kind, group) == (1, "train", "2") else frame
         )
         network = made.run()
     reference = simulated(recipe.model_copy(update={"participation": str(participation)}))

@@ -129,6 +129,8 @@ def test_the_audit_log_has_each_message_and_array_that_passed(tmp_path):
         expected += [(name, hashlib.sha256(array.tobytes()).hexdigest()) for name, array in frame.arrays.items()]
     refused = frames.count("error")
     assert refused == 3 and [entry["type"] for entry in messages].count("train") == frames.count("train") - refused
+    left = [hashlib.sha256(data).hexdigest() for data in peer.passed[1::2]]
+    assert [entry["sha256"] for entry in messages if entry["direction"] == "out"] == left, "refusals as well"
     assert [(entry["name"], entry["sha256"]) for entry in arrays] == expected
     assert {entry["sha256"] for entry in messages} <= {hashlib.sha256(data).hexdigest() for data in peer.passed}
     assert {entry["direction"] for entry in arrays if entry["type"] == "train-ok"} == {"out"}

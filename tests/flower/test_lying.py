@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from organisations import CPU, Peer, files, serving, small_quickstart, write_client
 
 from fedmrl.federation.setup import prepare
-from fedmrl.flower.frame import Frame, encode, exchange
+from fedmrl.flower.audit import read_audit
+from fedmrl.flower.frame import Frame, FrameError, encode, exchange
 from fedmrl.flower.protocol import Evaluate, EvaluateOk, Failure, Hello, HelloOk, Train, TrainOk, read_reply, to_bytes
 
 ROUNDS = 200
@@ -45,7 +46,7 @@ def unchanged(one):
     yield
     assert files(one.state / "runs") == before
     hello = one.hello()
-    assert isinstance(hello, HelloOk) and one.since in hello.states
+    assert isinstance(hello, HelloOk) and one.since in one.held()
     begun = time.monotonic()
     reply, upload = one.train(one.next, one.since, one.content, earlier=one.earlier)
     assert isinstance(reply, TrainOk) and reply.finite and upload.keys() == one.content.keys()
@@ -54,11 +55,12 @@ def unchanged(one):
 
 
 @pytest.fixture
-def unlogged(one, unchanged):
-    """Checks that not even the audit log has changed."""
-    before = files(one.state)
+def only_refused(one, unchanged):
+    """Checks that the audit log has a refusal more and nothing else."""
+    before = len(read_audit(one.state))
     yield
-    assert files(one.state) == before
+    (line,) = read_audit(one.state)[before:]
+    assert (line["direction"], line["type"]) == ("out", "error") and line["told"].keys() == {"reason", "sentence"}
 
 
 def changed(content, **tensors):
@@ -109,7 +111,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_lie_is_refused(one, unlogged, lie):
+def test_a_lie_is_refused(one, only_refused, lie):
     found = LIES[lie](one)
     reply = found[0] if isinstance(found, tuple) else found
     assert isinstance(reply, Failure) and reply.reason in ("refused", "hello-first"), reply
@@ -129,7 +131,7 @@ RECIPES = {
 
 
 @pytest.mark.parametrize("says", RECIPES)
-def test_a_recipe_out_of_bounds_is_refused(one, unlogged, says):
+def test_a_recipe_out_of_bounds_is_refused(one, only_refused, says):
     from fedmrl import load_recipe
 
     recipe = load_recipe(one.recipe, RECIPES[says])
@@ -145,7 +147,7 @@ def test_a_recipe_out_of_bounds_is_refused(one, unlogged, says):
         "[models]\nlocal = [{name = 'x'}]", "clients = 0", "partition = []", "[data]\nname = 'given'",
     ],
 )  # fmt: skip
-def test_what_is_no_recipe_is_refused(one, unlogged, text):
+def test_what_is_no_recipe_is_refused(one, only_refused, text):
     reply = one.hello(run="new", recipe=text)
     assert isinstance(reply, Failure) and reply.reason == "refused", reply
 
@@ -254,7 +256,6 @@ BYTES = {
     "half a frame": lambda p: raw(p, honest(p)[:1000]),
     "half a frame that stays open": lambda p: raw(p, honest(p)[:1000], half_close=False),
     "a whole frame that stays open": lambda p: raw(p, honest(p), half_close=False),
-    "nothing": lambda p: raw(p, b""),
     "trailing bytes": lambda p: raw(p, honest(p) + b"x"),
     "two frames": lambda p: raw(p, honest(p) * 2),
     "noise": lambda p: raw(p, np.random.default_rng(0).bytes(5000)),
@@ -270,9 +271,16 @@ BYTES = {
 
 
 @pytest.mark.parametrize("what", BYTES)
-def test_bytes_that_are_no_message_are_refused(one, unlogged, what):
+def test_bytes_that_are_no_message_are_refused(one, only_refused, what):
     reply = BYTES[what](one)
     assert isinstance(reply, Failure) and reply.reason == "bad-message", reply
+
+
+def test_who_only_looks_whether_an_agent_listens_gets_no_reply_and_no_line(one, unchanged):
+    before = (one.state / "audit.jsonl").read_bytes()
+    with pytest.raises(FrameError, match="0 bytes"):
+        raw(one, b"")
+    assert (one.state / "audit.jsonl").read_bytes() == before
 
 
 def test_100_idle_connections_keep_nobody_out(one, unchanged):
@@ -334,6 +342,7 @@ def test_users_who_are_not_listed_may_not_connect(tmp_path):
         with serving(write_client(tmp_path / name, setting, 0, uids=[uid])) as agent:
             assert isinstance(Peer(agent, recipe).hello(), kind)
             assert (tmp_path / name / "agent.sock").stat().st_mode & 0o777 == 0o660
+            assert len(read_audit(tmp_path / name / "state")) == (1 if kind is Failure else 2)
         assert not (tmp_path / name / "agent.sock").exists()
 
 
@@ -378,10 +387,15 @@ def test_an_upload_above_its_bound_does_not_leave_and_changes_nothing(tmp_path):
     with serving(write_client(tmp_path / "c", setting, 0, bounds={"max_upload_norm": 0.01})) as agent:
         peer = Peer(agent, recipe)
         peer.hello()
-        before = files(tmp_path / "c")
+        before = all_but_the_audit_log(tmp_path / "c")
         reply, upload = peer.train(0, None, setting.server_start())
         assert reply.sentence == "the upload has a norm above 0.01, the most that this client takes" and not upload
-        assert files(tmp_path / "c") == before
+        assert all_but_the_audit_log(tmp_path / "c") == before
+
+
+def all_but_the_audit_log(folder):
+    """All files of a client but its audit log."""
+    return {name: content for name, content in files(folder).items() if not name.startswith("state/audit")}
 
 
 METHOD = """

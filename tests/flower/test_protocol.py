@@ -14,7 +14,6 @@ from fedmrl.flower.protocol import (
     HelloOk,
     Train,
     TrainOk,
-    TravellingTensor,
     content_digest,
     new_id,
     read_reply,
@@ -41,15 +40,12 @@ def test_a_request_is_read_back_as_it_was_written(request_):
 @pytest.mark.parametrize(
     "reply",
     [
-        HelloOk(
-            name="a", model="CNN-1", train=3, test=1, flops_first=5, flops_later=6, states=[None, 3],
-            uploads={"w": TravellingTensor(shape=[3, "rank ≤ 2"], dtype="float32")}, classes={"0": 2},
-        ),
+        HelloOk(name="a", model="CNN-1", train=3, test=1, classes={"0": 2}),
         TrainOk(round=1, loss=None, finite=False, flops=3, correct={}),
         EvaluateOk(correct={"own": {"local": 3}}),
         Failure(reason="busy", sentence="try again"),
     ],
-)  # fmt: skip
+)
 def test_a_reply_is_read_back_as_it_was_written(reply):
     assert read_reply(to_bytes(reply))[0] == reply
 

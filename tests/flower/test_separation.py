@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 import tomllib
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,7 @@ def client(monkeypatch):
     """A dealt client with an agent's state, in a folder that other users can enter."""
     monkeypatch.setattr(separation, "AGENT_USER", AGENT)
     monkeypatch.setattr(separation, "NODE_USER", NODE)
+    monkeypatch.setattr(separation, "_check_installed", lambda *paths: None)  # this Python may be in root's home
     root = Path(tempfile.mkdtemp(dir="/var/tmp"))
     root.chmod(0o755)
     (path,) = deal(tiny_recipe(clients=2), root / "clients")[:1]
@@ -177,6 +179,35 @@ def test_users_can_be_separated_and_the_client_connected_again(client, tmp_path)
     separation.separate(client, tmp_path / "units")
     assert client.key.read_bytes() == key and "localhost:9000" in (tmp_path / "units" / "fedmrl-node.service").read_text()
     assert reached(client, NODE)["node/key"]
+
+
+@pytest.mark.parametrize(("mode", "words"), [(0o700, "which the new users cannot enter.*as in /opt"), (0o755, None)])
+def test_a_program_that_other_users_cannot_start_is_named(tmp_path, mode, words):
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as root:
+        Path(root).chmod(0o755)
+        program = Path(root, "own", "bin", "python")
+        program.parent.mkdir(parents=True)
+        program.touch()
+        (link := Path(root, "python")).symlink_to(program)
+        program.parents[1].chmod(mode)
+        with pytest.raises(UserError, match=words) if words else nullcontext():
+            separation._check_installed(str(link))
+
+
+@needs_root
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_finds_nothing_wrong_with_the_units(client, tmp_path):
+    separation.separate(client, tmp_path / "units")
+
+    def verified():
+        words = ["systemd-analyze", "verify", *map(str, sorted((tmp_path / "units").iterdir()))]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    assert verified() == (0, "")
+    unit = tmp_path / "units" / "fedmrl-node.service"
+    unit.write_text(unit.read_text().replace("ProtectHome=yes", "ProtectHome=perhaps"))
+    assert "Failed to parse protect home value" in verified()[1], "it reads what it is given"
 
 
 def test_without_root_it_is_refused(client, tmp_path, monkeypatch):

@@ -148,7 +148,8 @@ def client_audit(
     rows = audit_rows(entries, "in" if came_in else "out")
     for run in dict.fromkeys(run for run, *_ in rows):
         # The SHA-256 of each message is in the log, and with --json; a table with them would not fit a terminal.
-        made = table(f"What {'came in' if came_in else 'left'} in run {run}", *COLUMNS[1:-1], wraps="tensor")
+        title = f"What {'came in' if came_in else 'left'} {f'in run {run}' if run else 'in reply to messages of no run'}"
+        made = table(title, *COLUMNS[1:-1], wraps="tensor")
         for of_run, *row, _ in rows:
             if of_run == run:
                 made.add_row(*row)
@@ -182,6 +183,25 @@ def federation_run(
         started = opened.run(chosen, run_recipe(named.recipe, len(opened.registered())))
     say(f"{chosen} has started, as Flower's run {started}.")
     say(f"How it goes: fedmrl federation status --server {folder}")
+
+
+@federation.command("recipe")
+def federation_recipe(
+    recipe: RecipeName, folder: Server = Path("server"), settings: Settings = None, imports: Imports = None
+) -> None:
+    """Print a recipe as the registered clients would get it, and its SHA-256.
+
+    A client runs only this recipe if its bounds.recipe_sha256 has that SHA-256.
+    """
+    from fedmrl.config import load_named
+    from fedmrl.files import sha256_of_text
+    from fedmrl.flower.server_folder import ServerFolder, recipe_text, run_recipe
+
+    clients = len(ServerFolder.opened(folder).registered())
+    named = load_named(recipe, settings or [], imports=imports or [], on_notice=notice)
+    text = recipe_text(run_recipe(named.recipe, clients))
+    print_text(text)
+    notice(f"SHA-256, for {clients} clients: {sha256_of_text(text)}")
 
 
 @federation.command("status")

@@ -16,7 +16,7 @@ from fedmrl.cpu import emulates_bf16
 from fedmrl.data import ClientSplit, Dataset
 from fedmrl.errors import CODE_FAILS, UserCodeError, UserError, cause
 from fedmrl.guard import called, is_ours
-from fedmrl.messages import Tensors
+from fedmrl.messages import MessageForm, Tensors
 from fedmrl.methods import ClientNet, Common, Method, Round, Task
 from fedmrl.models import ModelSpec, is_own
 from fedmrl.privacy import Privacy
@@ -90,6 +90,16 @@ class Terms:
             state = self.method.start(self.common)
         dtypes = {name: self.dtype if tensor.is_floating_point() else tensor.dtype for name, tensor in state.items()}
         return {name: tensor.to(device, dtypes[name]) for name, tensor in state.items()}
+
+    @property
+    def upload_form(self) -> MessageForm:
+        """What a client may send."""
+        return self.method.upload_form(self.common, self.server_start(torch.device("cpu")), self.dtype)
+
+    @property
+    def answer_form(self) -> MessageForm:
+        """What the server may send."""
+        return self.method.answer_form(self.common, self.server_start(torch.device("cpu")), self.dtype)
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from math import prod
 
-import torch
-
 from fedmrl.engines import Terms
 from fedmrl.messages import MessageForm, TensorForm, UpTo
 from fedmrl.methods.base import declares_messages
@@ -16,9 +14,7 @@ def leaves(terms: Terms) -> Leaves | None:
     method = terms.method
     if not declares_messages(method):
         return None
-    start = terms.server_start(torch.device("cpu"))
-    up = method.upload_form(terms.common, start, terms.dtype)
-    down = method.answer_form(terms.common, start, terms.dtype)
+    up, down = terms.upload_form, terms.answer_form
     shared = {part.partition(".")[0] for part in method.shares}
     private = [
         f"the {part}{' model' if part in ('local', 'small') else ''}'s weights" for part in method.parts if part not in shared
@@ -41,7 +37,7 @@ def _tensors(form: MessageForm) -> list[TensorOut]:
                 found[name] = TensorOut(
                     name=name,
                     shape=tensor.sizes,
-                    dtype=str(tensor.dtype).removeprefix("torch."),
+                    dtype=tensor.type_name,
                     bytes=_bytes(tensor),
                     always=always,
                 )

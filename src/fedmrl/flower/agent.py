@@ -1,6 +1,6 @@
 """An organisation's agent: the resident process that holds its model, data and private state, and answers at a Unix socket.
 
-It trusts its peer in nothing. A request that is refused changes no state and no file.
+It trusts its peer in nothing. A request that is refused changes no state. Nothing leaves without a line in the audit log.
 """
 
 import fcntl
@@ -60,7 +60,7 @@ class Agent:
         self._lock = _locked(self.folder)
         try:
             self.audit = Audit(self.folder)
-            self.listener = Listener(self.config, self.handle)
+            self.listener = Listener(self.config, self.handle, self.refused)
         except BaseException:
             self._lock.close()
             raise
@@ -87,14 +87,25 @@ class Agent:
         self._lock.close()
 
     def handle(self, data: bytearray, uid: int) -> bytes:
-        """The reply to a request, both as frames."""
+        """The reply to a request, both as frames; empty if there is none."""
         return self._worker.submit(self._handled, data, uid).result()
+
+    def refused(self, failure: Failure, uid: int, run: str = "") -> bytes:
+        """The frame of a reply that carries nothing out; empty if it cannot be written to the audit log."""
+        log.warning("refused user %d: %s", uid, failure.sentence)
+        try:
+            self.audit.record(run, None, uid, [Passed("out", failure.model_dump(), {})])
+        except OSError as error:
+            log.error("the audit log cannot be written (%s), so nothing is replied", error)
+            return b""
+        return to_bytes(failure)
 
     def _handled(self, data: bytearray, uid: int) -> bytes:
         request_id: dict[str, Any] = {}
+        run = ""
         try:
             request, arrays = read_request(data, max_body=self.bounds.max_message_bytes)
-            request_id = {"id": request.id}
+            request_id, run = {"id": request.id}, request.run
             return self._answered(request, arrays, uid)
         except FrameError as error:
             failure = Failure(**request_id, reason="bad-message", sentence=str(error))
@@ -105,8 +116,7 @@ class Agent:
             log.error("a request failed: %s", error, exc_info=not isinstance(error, UserError | OSError))
             sentence = "the client could not carry this out; its own log says why"
             failure = Failure(**request_id, reason="failed", sentence=sentence)
-        log.warning("refused user %d: %s", uid, failure.sentence)
-        return to_bytes(failure)
+        return self.refused(failure, uid, run)
 
     def _answered(self, request: Request, arrays: Arrays, uid: int) -> bytes:
         if isinstance(request, Hello):
@@ -207,7 +217,7 @@ class _Run:
         except UserError as error:
             log.error("run %s: %s", hello.run, error)
             raise refuse("this client's model or data does not fit the recipe; its own log says why") from error
-        self.messages = Messages(self.setting, bounds)
+        self.messages = Messages(self.setting.terms, bounds)
         self.engine = ReferenceEngine(self.setting)
         self.flops = FlopCounter(self.setting)
 
@@ -222,10 +232,6 @@ class _Run:
             model=label or member.model.label,
             train=len(member.train),
             test=len(member.test),
-            flops_first=self.flops.of_round(self.client, 0),
-            flops_later=self.flops.of_round(self.client, 1),
-            states=self.states.index.held,
-            uploads=self.messages.travelling,
             classes=by_label if class_counts else None,
         )
 

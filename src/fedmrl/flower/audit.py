@@ -7,6 +7,7 @@ line that was changed or removed shows. It protects against accidents, not again
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,8 +21,8 @@ from fedmrl.flower.frame import Arrays, Frame, encode
 from fedmrl.schema import Part, first_problem
 
 _FIRST = "0" * 64
-_NUMBERS = ("loss", "finite", "flops", "correct", "train", "test", "flops_first", "flops_later", "classes", "states")
-"""Fields of a reply that tell of the client's data and are no arrays; they are written out."""
+_WRITTEN_OUT = ("loss", "finite", "flops", "correct", "train", "test", "classes", "reason", "sentence")
+"""Fields of a reply that tell of the client's data, or why there is none, and are no arrays."""
 
 
 class Entry(Part):
@@ -56,6 +57,7 @@ class Audit:
         self._cut_torn_line()
         lines = _checked_lines(self.path, self.head)
         self.count, self.last = len(lines), sha256_of_bytes(lines[-1]) if lines else _FIRST
+        self._lock = threading.Lock()
 
     def _cut_torn_line(self) -> None:
         """Removes a last line that an interruption left half written; nothing of it had left."""
@@ -63,7 +65,14 @@ class Audit:
             os.truncate(self.path, content.rfind(b"\n") + 1)
 
     def record(self, run: str, round_: int | None, uid: int, messages: Iterable[Passed]) -> None:
-        """Appends messages, on disk when it returns. An `OSError` leaves the log as it was."""
+        """Appends messages, on disk when it returns. An `OSError` leaves the log as it was.
+
+        Several threads may call it.
+        """
+        with self._lock:
+            self._record(run, round_, uid, messages)
+
+    def _record(self, run: str, round_: int | None, uid: int, messages: Iterable[Passed]) -> None:
         written, last, count = bytearray(), self.last, self.count
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         for passed in messages:
@@ -88,7 +97,7 @@ class Audit:
 def _entries(passed: Passed) -> Iterable[dict[str, Any]]:
     """A message's entry, and one for each of its arrays."""
     kind, frame = passed.message["type"], encode(Frame(passed.message, passed.arrays))
-    told = {key: passed.message[key] for key in _NUMBERS if passed.direction == "out" and key in passed.message}
+    told = {key: passed.message[key] for key in _WRITTEN_OUT if passed.direction == "out" and key in passed.message}
     yield {"type": kind, "bytes": len(frame), "sha256": hashlib.sha256(frame).hexdigest(), "told": told}
     for name, array in passed.arrays.items():
         content = array.tobytes()

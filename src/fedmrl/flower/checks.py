@@ -9,11 +9,11 @@ import torch
 
 from fedmrl.config import Recipe, parse_recipe, path_keys
 from fedmrl.data.sources import AtClients
-from fedmrl.engines import Setting
+from fedmrl.engines import Terms
 from fedmrl.errors import UserError
 from fedmrl.files import sha256_of_text
 from fedmrl.flower.client_config import Bounds, Organisation
-from fedmrl.flower.protocol import Reason, TravellingTensor
+from fedmrl.flower.protocol import Reason
 from fedmrl.messages import MessageForm, TensorForm, Tensors, UpTo, check_form
 from fedmrl.registry import loading_nothing
 
@@ -100,12 +100,10 @@ def check_data(recipe: Recipe, organisation: Organisation) -> None:
 class Messages:
     """The forms of a run's messages, checked against the bounds."""
 
-    def __init__(self, setting: Setting, bounds: Bounds) -> None:
-        terms = setting.terms
-        known = terms.common, setting.server_start(), terms.dtype
+    def __init__(self, terms: Terms, bounds: Bounds) -> None:
         self.bounds = bounds
-        self.answer: MessageForm = terms.method.answer_form(*known)
-        self.upload: MessageForm = terms.method.upload_form(*known)
+        self.answer: MessageForm = terms.answer_form
+        self.upload: MessageForm = terms.upload_form
         for name in self.upload_tensors:
             self._check_may_leave(name)
         largest = sum(max((sum(map(_most, choice.values())) for choice in group), default=0) for group in self.upload)
@@ -116,14 +114,6 @@ class Messages:
     def upload_tensors(self) -> dict[str, TensorForm]:
         """All tensors that an upload may have."""
         return {name: form for group in self.upload for choice in group for name, form in choice.items()}
-
-    @property
-    def travelling(self) -> dict[str, TravellingTensor]:
-        """All tensors that an upload may have, as `HelloOk` lists them."""
-        tensors = self.upload_tensors.items()
-        return {
-            name: TravellingTensor(shape=form.sizes, dtype=str(form.dtype).removeprefix("torch.")) for name, form in tensors
-        }
 
     def _check_may_leave(self, name: str) -> None:
         if not name.startswith(tuple(self.bounds.leaves)):

@@ -147,14 +147,14 @@ class ClientFolder:
             approved = approved_recipe(recipe.to_toml(), organisation.config.bounds)
             data, member = organisation.member(approved.seed, 0)
             setting = prepare_alone(approved, pick_device(organisation.config.device), 0, member, data)
-            messages = Messages(setting, organisation.config.bounds)
+            messages = Messages(setting.terms, organisation.config.bounds)
         except Refused as refused:
             raise UserError(f"this client would refuse the recipe: {refused}") from refused
         net = copy(setting.fresh_net(0).state_dict())
         trained = ReferenceEngine(setting).train(Round(0, approved.rounds), [Turn(0, net, None, 0)])[0]
         lines.append(f"a round of {approved.method.title} works: {len(member.train)} training samples, loss {trained.loss:.4f}")
-        tensors = messages.travelling.items()
-        return Checked(lines, [[name, "×".join(map(str, form.shape)), form.dtype] for name, form in tensors])
+        tensors = messages.upload_tensors.items()
+        return Checked(lines, [[name, "×".join(map(str, form.sizes)), form.type_name] for name, form in tensors])
 
     def agent(self) -> list[str]:
         """The command that starts the agent alone."""

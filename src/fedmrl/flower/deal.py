@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import tomli_w
-import torch
 
 from fedmrl.config import ModelsTable, Recipe
 from fedmrl.data import Dataset, sources
@@ -57,9 +56,7 @@ def deal(recipe: Recipe, folder: Path) -> list[Path]:
 
 def _leaving(recipe: Recipe, data: Dataset) -> list[str]:
     """How the names of tensors begin that a client of this method sends."""
-    terms = terms_elsewhere(recipe, data.shape, data.classes)
-    start = terms.server_start(torch.device("cpu"))
-    form = terms.method.upload_form(terms.common, start, terms.dtype)
+    form = terms_elsewhere(recipe, data.shape, data.classes).upload_form
     names = {name for group in form for choice in group for name in choice}
     return sorted({f"{name.partition('.')[0]}." if "." in name else name for name in names})
 

@@ -21,7 +21,7 @@ from fedmrl.flower.grid import Post, Unanswered
 from fedmrl.flower.protocol import Evaluate, EvaluateOk, Failure, Hello, HelloOk, Train, TrainOk
 from fedmrl.flower.registration import Registered
 from fedmrl.flower.server_config import ServerConfig
-from fedmrl.flower.server_folder import for_clients
+from fedmrl.flower.server_folder import recipe_text
 from fedmrl.guard import is_line
 from fedmrl.messages import Tensors, check_form
 from fedmrl.methods import Round
@@ -126,10 +126,8 @@ class FlowerClients(Clients):
     ) -> None:
         self._post, self._registered, self._tell = post, registered, tell
         self._recipe, self._terms, self._config = recipe, terms, config
-        self._text = for_clients(recipe).to_toml()
-        start = terms.server_start(self.device)
-        self._form = terms.method.upload_form(terms.common, start, terms.dtype)
-        self._answer_form = terms.method.answer_form(terms.common, start, terms.dtype)
+        self._text = recipe_text(recipe)
+        self._form, self._answer_form = terms.upload_form, terms.answer_form
         self.members = members
         self.file: Path | None = None
         """Where the members are written when some have joined."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from fedmrl.errors import UserError
 from fedmrl.flower.client_config import ClientConfig
 from fedmrl.flower.frame import FrameError, receive, send
-from fedmrl.flower.protocol import Failure, to_bytes
+from fedmrl.flower.protocol import Failure
 
 log = logging.getLogger("fedmrl.agent")
 
@@ -23,12 +23,14 @@ _LONGEST_PATH = 107  # bytes of a Unix socket's path, a limit of Linux
 class Listener:
     """Accepts connections until it is closed.
 
-    Only whole requests reach `handle(data, uid)`. When there are too many connections, the one that has been sending for
-    longest is closed, so that idle ones keep nobody out.
+    Only whole requests reach `handle(data, uid)`; the reply to others is `refused(failure, uid)`. When there are too many
+    connections, the one that has been sending for longest is closed, so that idle ones keep nobody out.
     """
 
-    def __init__(self, config: ClientConfig, handle: Callable[[bytearray, int], bytes]) -> None:
-        self.config, self.handle = config, handle
+    def __init__(
+        self, config: ClientConfig, handle: Callable[[bytearray, int], bytes], refused: Callable[[Failure, int], bytes]
+    ) -> None:
+        self.config, self.handle, self.refused = config, handle, refused
         self.path = Path(config.socket)
         self._lock, self._serving = threading.Lock(), threading.Lock()
         self._open: dict[socket.socket, threading.Thread] = {}
@@ -94,8 +96,8 @@ class Listener:
                 _end(oldest)
                 log.warning("closed a connection that had not sent its request, as there were too many")
             elif full:
-                sentence = "too many requests are waiting; try again"
-                _answer(connection, to_bytes(Failure(reason="busy", sentence=sentence)), seconds=1)
+                failure = Failure(reason="busy", sentence="too many requests are waiting; try again")
+                _answer(connection, self.refused(failure, _peer(connection)[1]), seconds=1)
                 connection.close()
                 return
             thread = threading.Thread(target=self._serve_one, args=[connection], name="agent-connection", daemon=True)
@@ -104,8 +106,7 @@ class Listener:
 
     def _serve_one(self, connection: socket.socket) -> None:
         try:
-            pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-            reply = self._reply(connection, pid, uid)
+            reply = self._reply(connection, *_peer(connection))
             _answer(connection, reply, self.config.seconds)
         except Exception:
             log.exception("a connection failed")
@@ -118,14 +119,13 @@ class Listener:
     def _reply(self, connection: socket.socket, pid: int, uid: int) -> bytes:
         log.info("connection from process %d of user %d", pid, uid)
         if self.config.uids and uid not in self.config.uids:
-            log.warning("refused user %d, who is not in uids", uid)
-            return to_bytes(Failure(reason="refused", sentence="this user may not connect"))
+            return self.refused(Failure(reason="refused", sentence="this user may not connect"), uid)
         try:
             data = receive(connection, self.config.seconds, max_body=self.config.bounds.max_message_bytes)
         except FrameError as error:
-            looked = "after 0 bytes" in str(error)  # whether somebody listens, as a starting SuperNode looks
-            log.log(logging.DEBUG if looked else logging.WARNING, "a message from user %d was not read: %s", uid, error)
-            return to_bytes(Failure(reason="bad-message", sentence=str(error)))
+            if "after 0 bytes" in str(error):  # somebody looked whether an agent listens
+                return b""
+            return self.refused(Failure(reason="bad-message", sentence=str(error)), uid)
         finally:
             with self._lock:
                 self._sending.pop(connection, None)
@@ -147,6 +147,12 @@ def check_socket(config: ClientConfig) -> int:
         raise UserError(f"socket_group is {config.socket_group!r}, and there is no such group") from error
 
 
+def _peer(connection: socket.socket) -> tuple[int, int]:
+    """The process and the user at the other end."""
+    pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid
+
+
 def _answers(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1)
@@ -158,6 +164,8 @@ def _answers(path: Path) -> bool:
 
 
 def _answer(connection: socket.socket, reply: bytes, seconds: float) -> None:
+    if not reply:
+        return
     try:
         send(connection, reply, seconds)
     except OSError as error:  # the peer has gone, or does not read

@@ -31,10 +31,7 @@ class LocalFederation:
         self.folder = folder.resolve()
         self.ports = free_ports(1 + len(clients))
         self.server = ServerFolder.create(self.folder / "server", ["127.0.0.1"], "127.0.0.1", self.ports[0])
-        if settings:
-            config = self.server.path / "server.toml"
-            kept = [line for line in config.read_text().splitlines() if line.partition("=")[0].strip() not in settings]
-            config.write_text("\n".join([*kept, *(f"{key} = {value}" for key, value in settings.items()), ""]))
+        self.configure(settings or {})
         self.clients = [ClientFolder.opened(path) for path in clients]
         self.threads = max(1, (os.cpu_count() or 1) // len(clients))
         """Of each agent: more threads than cores slow each other down."""
@@ -49,6 +46,12 @@ class LocalFederation:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.stop()
+
+    def configure(self, settings: Mapping[str, float]) -> None:
+        """Changes the server's settings, for the runs that start from now on."""
+        config = self.server.path / "server.toml"
+        kept = [line for line in config.read_text().splitlines() if line.partition("=")[0].strip() not in settings]
+        config.write_text("\n".join([*kept, *(f"{key} = {value}" for key, value in settings.items()), ""]))
 
     def stop(self) -> None:
         """Ends all processes, and those that Flower's programs started: they outlive a parent that was killed by a minute."""

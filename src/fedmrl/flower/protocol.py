@@ -75,15 +75,8 @@ class Evaluate(Message):
     modes: Annotated[list[str], Field(min_length=1, max_length=16)]
 
 
-class TravellingTensor(_Plain):
-    """A tensor that an upload may have; a size that is text is chosen by the client, as in `rank ≤ 9`."""
-
-    shape: list[int | str]
-    dtype: str
-
-
 class HelloOk(Message):
-    """Who the client is, and what it would send."""
+    """Who the client is."""
 
     type: Literal["hello-ok"] = "hello-ok"
     name: str
@@ -91,12 +84,6 @@ class HelloOk(Message):
     """The model's label."""
     train: Whole
     test: Whole
-    flops_first: Whole
-    """FLOPs of the client's first round."""
-    flops_later: Whole
-    states: list[Whole | None]
-    """The states that the client holds for this run, each of which `since` may name."""
-    uploads: dict[str, TravellingTensor]
     classes: dict[str, Whole] | None = None
     """Training samples by class label, if the organisation lets them leave."""
 

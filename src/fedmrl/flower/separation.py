@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fedmrl
 from fedmrl.errors import UserError
 from fedmrl.files import write_whole
 from fedmrl.flower.client_folder import ClientFolder
@@ -87,6 +88,7 @@ def separate(client: ClientFolder, units: Path = UNITS) -> list[str]:
         raise UserError(
             f"{client.path} is in somebody's home, which the new users cannot enter; choose one as /srv/fedmrl-client"
         )
+    _check_installed(sys.executable, fedmrl.__file__)
     for user in (AGENT_USER, NODE_USER):
         if not _exists(user):
             subprocess.run(
@@ -107,7 +109,9 @@ def separate(client: ClientFolder, units: Path = UNITS) -> list[str]:
     socket.parent.chmod(0o750)
     flower = _give_node(client, pwd.getpwnam(NODE_USER).pw_uid, node)
     command, env = client.supernode(socket)
-    shown = {key: value for key, value in env.items() if key.startswith("FLWR_") or key == "PATH"}
+    # Threads count as tasks, of which the unit has few, and NumPy would start one for each core in every process.
+    shown = {key: value for key, value in env.items() if key.startswith("FLWR_")} | {"OPENBLAS_NUM_THREADS": "1"}
+    shown["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"])
     names = {
         "name": client.path.name,
         "agent": AGENT_USER,
@@ -131,6 +135,18 @@ def separate(client: ClientFolder, units: Path = UNITS) -> list[str]:
         f"Files that you add to {client.path} have to be readable by {AGENT_USER} alone.",
         "Start both by: systemctl enable --now fedmrl-agent fedmrl-node",
     ]
+
+
+def _check_installed(*paths: str) -> None:
+    """Raises `UserError` if other users cannot start these programs or read these modules, as in somebody's home."""
+    for path in {*map(Path, paths), *(Path(path).resolve() for path in paths)}:
+        closed = [folder for folder in path.parents if folder.exists() and not folder.stat().st_mode & stat.S_IXOTH]
+        homes = [Path(home) for home in ("/home", "/root") if path.is_relative_to(home)]
+        if found := [*closed[-1:], *homes]:
+            raise UserError(
+                f"{path} is in {found[0]}, which the new users cannot enter; install Python and fedmrl where all users can "
+                "read them, as in /opt/fedmrl, and run this from there"
+            )
 
 
 def _exists(user: str) -> bool:

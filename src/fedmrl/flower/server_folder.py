@@ -112,6 +112,11 @@ def for_clients(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"imports": [], "participation": everybody})
 
 
+def recipe_text(recipe: Recipe) -> str:
+    """The recipe's text that clients get, whose SHA-256 they may have approved."""
+    return for_clients(recipe).to_toml()
+
+
 class ServerFolder:
     """The folder of a server."""
 
