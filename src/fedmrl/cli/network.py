@@ -187,7 +187,7 @@ def federation_run(
 
 @federation.command("recipe")
 def federation_recipe(
-    recipe: RecipeName, folder: Server = Path("server"), settings: Settings = None, imports: Imports = None
+    recipe: RecipeName, folder: Server = Path("server"), settings: SettingsOption = None, imports: Imports = None
 ) -> None:
     """Print a recipe as the registered clients would get it, and its SHA-256.
 
