@@ -149,6 +149,7 @@ def compare(
     store: str = "auto",
     resume: bool = False,
     ray: bool = False,
+    keep: bool = True,
     watch: Callable[[str], AbstractContextManager[OnRound]] | None = None,
     on_notice: OnNotice | None = None,
 ) -> Comparison:
@@ -156,7 +157,7 @@ def compare(
 
     `recipe` is a recipe (an object, name or file), or several recipes by name, one for each row of the table. `methods` are
     names or objects, or objects by name (default: all methods). With `resume`, finished runs are kept and interrupted ones
-    continue. With `ray`, each method runs on a CPU of a Ray cluster.
+    continue. With `ray`, each method runs on a CPU of a Ray cluster. Unless `keep`, clients' final models are deleted at the end.
 
     >>> import fedmrl
     >>> short = {"rounds": 1, "models.local": [{"conv1": 2, "conv2": 2, "fc1": 8, "fc2": 8}]}
@@ -165,7 +166,7 @@ def compare(
     (['finished'], ['FedMRL', 'Standalone'])
     """
     check_callbacks(watch=watch, on_notice=on_notice)
-    check_flags(resume=resume, ray=ray)
+    check_flags(resume=resume, ray=ray, keep=keep)
     if title is not None and not is_line(title):
         raise UserError(f"title is {title!r:.80}; it must be a line of text")
     name, recipes = _recipes(recipe, methods, settings)
@@ -200,7 +201,7 @@ def compare(
         runs = {name: WholeRun(recipes[name], seeds, own) for name, own in folders.items() if own}
         if not runs:
             raise UserError("ray needs the comparison's folder; name it as out")
-        run_elsewhere(runs, models=models, data=data, keep=False, tell=tell)
+        run_elsewhere(runs, models=models, data=data, keep=keep, tell=tell)
     outcomes: dict[str, Sequence[Outcome]] = {}
     for method, of_method in recipes.items():
         own = folders[method]
@@ -211,7 +212,7 @@ def compare(
         with watching as on_round:
             outcomes[method] = run_seeds(
                 of_method, seeds, outs=own, resume=resumes, device=device, engine=engine, store=store, models=models, data=data,
-                keep=False, on_round=on_round, on_notice=tell,  # drops the large states
+                keep=keep, on_round=on_round, on_notice=tell,
             )  # fmt: skip
     comparison = Comparison(comparison.title, recipes, seeds, outcomes, folder)
     if folder is not None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedmrl.cli import listing, network, paper, running, showing
+from fedmrl.cli import home, listing, network, paper, running, showing
 from fedmrl.cli.plain import Commands, PlainGroup
 from fedmrl.cli.terminal import end, say
 from fedmrl.errors import DivergedError, UserError, cause
@@ -32,6 +32,9 @@ for _command in (
     running.run,
     running.compare,
     showing.report,
+    home.predict,
+    home.export,
+    home.modes,
     paper.reproduce,
     running.bench,
     showing.partition,

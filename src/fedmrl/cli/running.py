@@ -179,6 +179,9 @@ def compare(
     store: StoreName = "auto",
     resume: Annotated[bool, typer.Option("--resume", help="continue the comparison in --out")] = False,
     ray: OnRay = False,
+    keep: Annotated[
+        bool, typer.Option("--keep-models/--no-keep-models", help="keep every client's final model, for predict and export")
+    ] = True,
     as_json: AsJson = False,
 ) -> None:
     """Compare several methods on the same split of the data."""
@@ -205,7 +208,7 @@ def compare(
     try:
         result = compare_methods(
             recipes, seeds=chosen, out=folder, title=named.name, device=device, engine=engine, store=store, resume=resume,
-            ray=ray, watch=progress_of, on_notice=notice,
+            ray=ray, keep=keep, watch=progress_of, on_notice=notice,
         )  # fmt: skip
     except (InterruptedRun, KeyboardInterrupt) as stopped:
         said = str(stopped) or "stopped between two runs"

@@ -19,8 +19,9 @@ from pydantic import (
 from fedmrl.aggregation import MEAN, Aggregation
 from fedmrl.data import DataSource, Digits
 from fedmrl.data.partition import PartitionTable
+from fedmrl.engines import Terms
 from fedmrl.errors import UserError, cause
-from fedmrl.methods import Method, WeightSharing
+from fedmrl.methods import Common, Method, WeightSharing
 from fedmrl.methods.fedmrl import FedMRL
 from fedmrl.models import CNN, CNNS, MLP, MODELS, Model, is_own
 from fedmrl.plugins import NAMED, named_by, origins
@@ -101,6 +102,11 @@ class ModelsTable(Table):
     )
 
     own: list[str] | None = Field(None, description="the names of models that were given from Python, one for each client")
+
+    @property
+    def resolved_small(self) -> Any:
+        """`small` as plain data."""
+        return self.model_dump(mode="json")["small"]
 
     @property
     def kinds(self) -> list[Model]:
@@ -210,6 +216,10 @@ class Recipe(Table):
                 f"less than {1 / self.clients:.2g}"
             )
         return self
+
+    def terms(self, common: Common) -> Terms:
+        """What the server and all clients agree on, once the data's shape and the shared model are known."""
+        return Terms(self.method, self.training, common, self.seed, self.rounds, self.aggregation, self.privacy)
 
     @property
     def headline_mode(self) -> str:

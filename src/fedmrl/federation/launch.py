@@ -16,6 +16,7 @@ from fedmrl.data import Dataset, sources
 from fedmrl.data.sources import Given, source_of
 from fedmrl.engines import RAY, EngineChoice, Setting, check_engine, engine_for
 from fedmrl.errors import UserError
+from fedmrl.export import InRunFolder
 from fedmrl.federation import summary as summaries
 from fedmrl.federation.clients import Clients
 from fedmrl.federation.cluster import ClusterClients
@@ -23,7 +24,7 @@ from fedmrl.federation.folder import RunFolder, refuse_used
 from fedmrl.federation.hosts import Hosts
 from fedmrl.federation.server import Federation, OnRound, run_in_step
 from fedmrl.federation.setup import Schedule, prepare, schedule, shared_model_notices
-from fedmrl.federation.simulated import SimulatedClients
+from fedmrl.federation.simulated import SimulatedClients, final_nets_of
 from fedmrl.federation.store import check_store, choose, make_store
 from fedmrl.files import output_path
 from fedmrl.methods import Method
@@ -251,7 +252,8 @@ def _run_all(
     done: dict[int, Outcome] = {}
     for number, folder in enumerate(folders):
         if resume and folder is not None and (result := folder.finished(on_notice)):
-            done[number] = result
+            nets = final_nets_of(settings[number], InRunFolder(folder.path, result.rounds)) if keep else None
+            done[number] = result.model_copy(update={"nets": nets})
     if left := [number for number in range(len(seeded)) if number not in done]:
         checkpoints = [folder.checkpoint.folder if (folder := folders[number]) else None for number in left]
         place = clients_of(settings, left, checkpoints)
@@ -269,7 +271,7 @@ def _run_all(
                 runs.append(
                     Federation(
                         seeded[number], settings[number].terms, clients, schedules[number], number=run, now=now, folder=folder,
-                        ran_on=(place.engine, place.device), together=len(left), begun=begun,
+                        ran_on=(place.engine, place.device), together=len(left), begun=begun, keeps=keep,
                     )
                 )  # fmt: skip
             done |= dict(zip(left, run_in_step(clients, runs, on_round), strict=True))

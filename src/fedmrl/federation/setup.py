@@ -52,8 +52,8 @@ def prepare(
     forms = {spec: _form(spec, data, recipe.seed) for spec in dict.fromkeys(specs)}
     named = recipe.models.shared if models is None or recipe.models.small != "auto" else None
     small = named or _shared_among(forms, data)
-    common = Common(data.shape, len(data.classes), small, _header(forms[specs[0]]))
-    terms = Terms(recipe.method, recipe.training, common, recipe.seed, recipe.rounds, recipe.aggregation, recipe.privacy)
+    common = Common(data.shape, len(data.classes), small, Header.of(forms[specs[0]]))
+    terms = recipe.terms(common)
     setting = Setting(terms, data, members, device)
     _check_models(setting, forms, _clients_a_round(recipe))
     if recipe.privacy is not None:
@@ -87,8 +87,8 @@ def prepare_alone(recipe: Recipe, device: torch.device, client: int, member: Mem
     _check_spec(client, member.model)
     _check_memory(recipe, [member.model], data, device)
     form = _form(member.model, data, recipe.seed)
-    common = Common(data.shape, len(data.classes), recipe.models.shared, _header(form))
-    terms = Terms(recipe.method, recipe.training, common, recipe.seed, recipe.rounds, recipe.aggregation, recipe.privacy)
+    common = Common(data.shape, len(data.classes), recipe.models.shared, Header.of(form))
+    terms = recipe.terms(common)
     setting = Setting(terms, data, {client: member}, device)
     _check_models(setting, {member.model: form}, _clients_a_round(recipe))
     return setting
@@ -169,12 +169,6 @@ def _form(model: ModelSpec, data: Dataset, seed: int) -> Split:
         if is_own(model):
             check_split(made, data.shape, len(data.classes))
         return made.to("meta")
-
-
-def _header(model: Split) -> Header | None:
-    """The shape of a local model's header, if it is a linear layer."""
-    header = model.header
-    return Header(header.in_features, header.bias is not None) if isinstance(header, nn.Linear) else None
 
 
 def check_member(setting: Setting, client: int, member: Member) -> None:
@@ -286,6 +280,6 @@ def terms_elsewhere(recipe: Recipe, shape: Sequence[int], classes: Sequence[str]
         raise UserError("models.small is 'auto', and a server that does not see clients' models cannot choose it; name it")
     x, ones = np.zeros((1, *shape), np.float32), np.ones(shape[0])
     form_only = Dataset("the clients' own data", x, np.zeros(1, np.int64), tuple(classes), 1, 0 * ones, ones)
-    header = _header(_form(recipe.models.kinds[0], form_only, recipe.seed))
+    header = Header.of(_form(recipe.models.kinds[0], form_only, recipe.seed))
     common = Common(form_only.shape, len(classes), recipe.models.shared, header)
-    return Terms(recipe.method, recipe.training, common, recipe.seed, recipe.rounds, recipe.aggregation, recipe.privacy)
+    return recipe.terms(common)

@@ -14,12 +14,12 @@ import torch
 from pydantic import ConfigDict, Field, NonNegativeInt, ValidationError
 
 from fedmrl.errors import UserError
-from fedmrl.federation.clients import StateFile
-from fedmrl.federation.store import file_name, read_state, write_state
+from fedmrl.federation.store import file_name
 from fedmrl.files import check_sha256, replacing, sha256_of_bytes, sha256_of_text, write_whole
 from fedmrl.flower.protocol import EvaluateOk
 from fedmrl.messages import Tensors
 from fedmrl.schema import Part, first_problem
+from fedmrl.states import StateFile, read_state, write_state
 
 INDEX = "index.json"
 

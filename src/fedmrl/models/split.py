@@ -38,6 +38,8 @@ class Split(nn.Module):
         self.extractor = extractor
         self.header = header
         self.dim = dim
+        self.last: str | None = None
+        """The name that the header had in the model that was split."""
         self.register_buffer("width", torch.tensor(float(dim)), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -86,7 +88,9 @@ def split(model: nn.Module, last: str, example: Tensor) -> Split:
         )
     parent, _, child = last.rpartition(".")
     setattr(extractor.get_submodule(parent), child, nn.Identity())
-    return _checked(model, Split(extractor, header, header.in_features), last, example)
+    made = Split(extractor, header, header.in_features)
+    made.last = last
+    return _checked(model, made, last, example)
 
 
 def _checked(model: nn.Module, cut: Split, last: str, example: Tensor) -> Split:
