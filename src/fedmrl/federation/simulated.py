@@ -202,6 +202,7 @@ def facts_of(setting: Setting, store: str) -> dict[str, Any]:
         "store": store,
         "standardised_by": {"mean": data.mean.tolist(), "std": data.std.tolist()},
         "class_names": list(data.classes),
+        "preparation": data.preparation,
         "split_sha256": split_digest(split, len(setting.members)),
     }
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, RootModel, model_validator
 
 from fedmrl.config import Recipe, recipe_of_run, settings_of
+from fedmrl.data import Preparation
 from fedmrl.errors import DivergedError, UserError
 from fedmrl.files import check_sha256, output_path, sha256_of_bytes, sha256_of_json, sha256_of_text
 from fedmrl.results.accuracy import Accuracy, ByMode, ByView, LastAndBest, Whose
@@ -124,6 +125,8 @@ class _Outcome(Part):
     store: str | None = None
     standardised_by: dict[str, list[float]] | None = None
     class_names: list[str] | None = None
+    preparation: Preparation | None = None
+    """What turned raw inputs into what the nets got; None in older runs and over a network."""
     wall_seconds: float = 0
     """Time of the whole run without interruptions; 0 in runs of version 0.1."""
     cpu_seconds: float = 0
