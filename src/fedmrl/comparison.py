@@ -157,7 +157,7 @@ def compare(
 
     `recipe` is a recipe (an object, name or file), or several recipes by name, one for each row of the table. `methods` are
     names or objects, or objects by name (default: all methods). With `resume`, finished runs are kept and interrupted ones
-    continue. With `ray`, each method runs on a CPU of a Ray cluster. Unless `keep`, clients' final models are deleted at the end.
+    continue. With `ray`, each method runs on a CPU of a Ray cluster. Unless `keep`, final models are deleted.
 
     >>> import fedmrl
     >>> short = {"rounds": 1, "models.local": [{"conv1": 2, "conv2": 2, "fc1": 8, "fc2": 8}]}

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 

@@ -48,7 +48,7 @@ def _onnx(predictor: Predictor, _: ClientNet, metadata: Metadata) -> bytes:
         import onnxscript  # noqa: F401  torch's exporter needs it
     except ImportError as error:
         raise UserError(
-            f"a .onnx file needs the package {error.name}; install it with: pip install 'fedmrl[export]'; .pt2 and .safetensors "
+            f"a .onnx file needs the package {error.name}; install it with: pip install 'fedmrl[export]'; the other formats "
             "need none"
         ) from error
     program = _program(predictor)

@@ -324,7 +324,7 @@ class Federation:
         return result
 
     def _digest(self) -> str | None:
-        """SHA-256 of all states but those of clients that never took part, which follow from the seed; None: they are elsewhere."""
+        """SHA-256 of all states; without clients that never took part, whose states follow from the seed."""
         states = self.clients.states(self.number, dict(sorted(self.now.last_round.items())))
         return None if states is None else sha256(chain([self.now.server], (state for _, state in states)))
 

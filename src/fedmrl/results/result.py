@@ -345,7 +345,8 @@ def nets_in_folder(result: RunResult, client: int, model: ModelSpec | None) -> F
     elif model is None:
         label = recipe.models.own[client]
         raise UserError(
-            f"client {client}'s model ({label}) was given from Python; give it again there, as in result.client({client}, model=…)"
+            f"client {client}'s model ({label}) was given from Python; give it again there, as in "
+            f"result.client({client}, model=…)"
         )
     shape, classes = tuple(prepared.shape), len(prepared.classes)
     with host_seeded(result.seed, "form"):
