@@ -27,7 +27,7 @@ def predict(
     imports: Imports = None,
     out_file: Annotated[Path | None, typer.Option("--out", help="CSV file to write (default: standard output)")] = None,
 ) -> None:
-    """Predict by a client's trained model: a CSV of classes and probabilities."""
+    """Predict with a client's trained model."""
     check_parent(out_file, "--out")
     trained = _client(run, client, imports)
     scores = trained.scores(file, mode)
@@ -51,14 +51,14 @@ def export(
     mode: Mode = None,
     imports: Imports = None,
 ) -> None:
-    """Write a client's trained model to a file that is read without fedmrl."""
+    """Write a client's trained model to a file."""
     trained = _client(run, client, imports)
     path = trained.export(to, mode)
     say(f"Model: {path} ({path.stat().st_size:,} bytes; client {client}, mode {mode or trained.mode})")
 
 
 def modes(run: Run, client: Client = 0, imports: Imports = None, as_json: AsJson = False) -> None:
-    """Show what each mode of a client's trained model costs: size, FLOPs and time of a prediction."""
+    """Show the size and speed of each mode of a client."""
     trained = _client(run, client, imports)
     rows = trained.measure_modes()
     if as_json:

@@ -55,6 +55,8 @@ def _onnx(predictor: Predictor, _: ClientNet, metadata: Metadata) -> bytes:
     with _told(predictor, "ONNX"), _quietly():
         made = torch.onnx.export(program, dynamo=True, input_names=[_INPUT], output_names=[_OUTPUT], verbose=False)
         assert made is not None
+        for node in made.model.graph.all_nodes():
+            node.metadata_props.clear()
         made.model.metadata_props.update({name: json.dumps(value) for name, value in metadata.items()})
         weights = sum(tensor.numel() * tensor.element_size() for tensor in predictor.state_dict().values())
         if weights >= _LARGEST_ONNX:
