@@ -71,6 +71,10 @@ def split(
                 f"{type(model).__name__} cannot be split: {where} is compiled by torch.jit, and cannot be copied for each "
                 "client; use the original nn.Module"
             )
+    if isinstance(output, bool) or not (output is None or isinstance(output, str | int) or callable(output)):
+        raise UserError(f"output is {output!r:.80}; give the key or place of the logits, or a function that takes them out")
+    if classes is not None and type(classes) is not int:
+        raise UserError(f"classes is {classes!r:.80}; it must be a whole number")
     named = type(model).__name__
     if isinstance(model, nn.Linear):  # its inputs are the representation
         model = nn.Sequential(nn.Flatten(), model)
