@@ -123,7 +123,7 @@ def _run_on_cluster(recipe: "Recipe", seeds: Sequence[int], outs: Sequence[Path]
         f"seed {seed}": WholeRun(recipe.model_copy(update={"seed": seed}), [seed], [out])
         for seed, out in zip(seeds, outs, strict=True)
     }
-    run_elsewhere(runs, models=None, data=None, keep=True, tell=notice)
+    run_elsewhere(runs, models=None, small=None, data=None, keep=True, tell=notice)
 
 
 def _new_folder(name: str) -> Path:

@@ -97,11 +97,12 @@ class ModelsTable(Table):
     small: Literal["auto"] | Network = Field(
         "auto",
         description="the model that all clients share; auto: the smallest of the local ones (on 3×32×32 images); with "
-        "custom models CNN-5 (for images of at least 16×16) or an MLP of 64 units, its widths halved until it is no "
-        "larger than the smallest of them",
+        "custom models CNN-5 (for images of at least 16×16), a text model (for tokens) or an MLP of 64 units, its widths "
+        "halved until it is no larger than the smallest of them",
     )
 
     own: list[str] | None = Field(None, description="the names of models that were given from Python, one for each client")
+    own_small: str | None = Field(None, description="the name of a shared model that was given from Python")
 
     @property
     def resolved_small(self) -> Any:

@@ -80,11 +80,7 @@ def plain_names(net: ClientNet, parts: list[str]) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for part in parts:
         module = net.get_submodule(part)
-        state = module.state_dict()
-        if isinstance(module, Split):
-            last = module.last or "header"
-            renamed = {_renamed(name, last): tensor for name, tensor in state.items()}
-            state = renamed if len(renamed) == len(state) else state
+        state = module.plain_state() if isinstance(module, Split) else module.state_dict()
         prefix = f"{part}." if len(parts) > 1 else ""
         # Copies, since a file cannot hold a tensor under two names; with 32 bits, as predictions have.
         found |= {f"{prefix}{name}": _plain(tensor) for name, tensor in state.items()}
@@ -93,11 +89,6 @@ def plain_names(net: ClientNet, parts: list[str]) -> dict[str, Tensor]:
 
 def _plain(tensor: Tensor) -> Tensor:
     return (tensor.detach().float() if tensor.is_floating_point() else tensor).clone().contiguous()
-
-
-def _renamed(name: str, last: str) -> str:
-    part, _, rest = name.partition(".")
-    return rest if part == "extractor" else f"{last}.{rest}"
 
 
 class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -3,9 +3,10 @@
 import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
 from pydantic import ConfigDict, Field, InstanceOf, RootModel, model_validator
 
@@ -15,7 +16,8 @@ from fedmrl.errors import DivergedError, UserError
 from fedmrl.export import FinalNets, InRunFolder, TrainedClient
 from fedmrl.files import check_sha256, output_path, sha256_of_bytes, sha256_of_json, sha256_of_text
 from fedmrl.methods import Common, Header
-from fedmrl.models import ModelSpec
+from fedmrl.models import ModelSpec, OwnModel, SharedSpec
+from fedmrl.models.own import own_model
 from fedmrl.randomness import host_seeded
 from fedmrl.results.accuracy import Accuracy, ByMode, ByView, LastAndBest, Whose
 from fedmrl.results.costs import Target
@@ -268,10 +270,11 @@ class RunResult(_Outcome):
         found = self.accuracy[whose][view][self.mode]
         return found.best if which == "best" else found.last
 
-    def client(self, number: int, model: ModelSpec | None = None) -> TrainedClient:
+    def client(self, number: int, model: Any = None, small: Any = None) -> TrainedClient:
         """A client's trained model, which predicts and can be exported.
 
-        `model` is the client's, if it was given from Python and this result was read from a folder.
+        If this result was read from a folder, models that were given from Python are needed again: `model` is the client's,
+        `small` the one that all share.
 
         >>> import fedmrl, numpy as np
         >>> short = {"rounds": 1, "models.local": [{"conv1": 2, "conv2": 2, "fc1": 8, "fc2": 8}], "method.d1": 4}
@@ -284,7 +287,7 @@ class RunResult(_Outcome):
             raise UserError(
                 f"there is no client {number!r:.80} in the results; they are numbered from 0 to {len(self.clients) - 1}"
             )
-        nets = self.nets if self.nets is not None else nets_in_folder(self, number, model)
+        nets = self.nets if self.nets is not None else nets_in_folder(self, number, model, small)
         accuracies = {mode: row.accuracy_by(self.view, mode) for mode in nets.terms.method.modes}
         return TrainedClient(nets, number, self.mode, accuracies)
 
@@ -325,8 +328,8 @@ class RunResult(_Outcome):
         return sum(self.seconds.values()) / self.together
 
 
-def nets_in_folder(result: RunResult, client: int, model: ModelSpec | None) -> FinalNets:
-    """What builds a client's final net from the run's folder; `model` is the client's, if it was given from Python."""
+def nets_in_folder(result: RunResult, client: int, model: Any, small: Any) -> FinalNets:
+    """What builds a client's final net from the run's folder; `model` and `small` are those that were given from Python."""
     folder, prepared, split = result.folder, result.preparation, result.split
     if folder is None:
         raise UserError(
@@ -340,23 +343,29 @@ def nets_in_folder(result: RunResult, client: int, model: ModelSpec | None) -> F
             f"{folder} was written by a version that did not record the samples' form; run it again into another folder"
         )
     recipe = result.recipe
-    if recipe.models.own is None:
-        model = recipe.models.of_clients(recipe.clients)[client]
-    elif model is None:
-        label = recipe.models.own[client]
-        raise UserError(
-            f"client {client}'s model ({label}) was given from Python; give it again there, as in "
-            f"result.client({client}, model=…)"
-        )
+    local: ModelSpec = recipe.models.of_clients(client + 1)[client]
+    if recipe.models.own is not None:
+        local = _again(model, prepared, f"client {client}'s model ({recipe.models.own[client]})", client, "model")
+    if recipe.models.own_small is not None:
+        shared: ModelSpec | None = _again(small, prepared, f"the shared model ({recipe.models.own_small})", client, "small")
+    elif result.small_model is not None:
+        shared = ModelsTable.model_validate({"small": result.small_model}).shared
+    else:
+        raise UserError(f"{folder} does not say which model all clients share; run it again into another folder")
     shape, classes = tuple(prepared.shape), len(prepared.classes)
     with host_seeded(result.seed, "form"):
-        header = Header.of(model.build(shape, classes))
-    small = ModelsTable(small=result.small_model).shared if result.small_model is not None else None
-    if small is None:
-        raise UserError(f"{folder} does not say which model all clients share; run it again into another folder")
-    terms = recipe.terms(Common(shape, classes, small, header))
+        header = Header.of(local.build(shape, classes))
+    terms = recipe.terms(Common(shape, classes, cast(SharedSpec, shared), header))
     held = [*split[[row.client for row in result.clients].index(client)]]
-    return FinalNets(terms, {client: model}, {client: held}, prepared, states)
+    return FinalNets(terms, {client: local}, {client: held}, prepared, states)
+
+
+def _again(given: Any, prepared: Preparation, what: str, client: int, argument: str) -> ModelSpec:
+    """A model that is needed again, for the data that the run had."""
+    if given is None:
+        raise UserError(f"{what} was given from Python; give it again there, as in result.client({client}, {argument}=…)")
+    spec = own_model(given, argument, argument)
+    return replace(spec, vocabulary=prepared.vocabulary) if isinstance(spec, OwnModel) else spec
 
 
 Outcome = RunResult | DivergedRun
