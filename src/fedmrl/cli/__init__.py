@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedmrl.cli import home, listing, network, paper, running, showing
+from fedmrl.cli import home, listing, network, paper, running, showing, starting
 from fedmrl.cli.plain import Commands, PlainGroup
 from fedmrl.cli.terminal import end, say
 from fedmrl.errors import DivergedError, UserError, cause
@@ -31,6 +31,7 @@ app = Commands(cls=_Program, pretty_exceptions_enable=False)
 for _command in (
     running.run,
     running.compare,
+    starting.init,
     showing.report,
     home.predict,
     home.export,

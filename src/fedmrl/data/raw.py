@@ -268,8 +268,8 @@ def _turned(rows: Sequence[Any], where: str) -> Columns:
 def stacked(values: Any, where: str) -> NDArray[Any]:
     """Values as one array, the first axis of which counts the samples; words and mixed values stay objects."""
     try:
-        if isinstance(values, np.ndarray | torch.Tensor) or _is_image(values):
-            return _array(values)
+        if isinstance(values, np.ndarray | torch.Tensor) or _is_image(values) or _is_frame(values):
+            return _array(values.to_numpy() if _is_frame(values) else values)
         listed = list(values.array if hasattr(values, "array") and _of_pandas(values) else values)
         if not listed:
             raise UserError(f"{where} is empty; give some samples")

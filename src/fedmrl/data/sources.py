@@ -183,7 +183,10 @@ class Dataset:
         x, mean, std, columns = self.x, self.mean, self.std, self.columns
         if self.missing is not None:
             x, columns = self._filled(train)
-            mean, std = map(np.array, moments(x))
+            if self.source is None or self.source.mean is None:
+                mean = np.array(moments(x)[0])
+            if self.source is None or self.source.std is None:
+                std = np.array(moments(x)[1])
         if standardise and self.vocabulary is None:
             mean, std = map(np.array, moments(x[train]))
         made = replace(self, x=x, mean=mean, std=std, columns=columns)

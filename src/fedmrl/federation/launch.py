@@ -12,7 +12,7 @@ import torch
 
 from fedmrl.config import Recipe, Settings, load_named
 from fedmrl.config.settings import pairs
-from fedmrl.data import Dataset, dataset_of, sources
+from fedmrl.data import Dataset, Files, dataset_of, sources
 from fedmrl.data.partition import PartitionTable
 from fedmrl.data.sources import Given, source_of
 from fedmrl.engines import RAY, EngineChoice, Setting, check_engine, engine_for
@@ -196,6 +196,9 @@ def given_dataset(data: Any, label: str | None) -> Dataset | None:
         if label is not None:
             raise UserError("label is for data that is given, and there is none; give data, or leave label out")
         return None
+    listed = data if isinstance(data, list) else [data]
+    if listed and all(isinstance(one, str | Path) for one in listed):  # a recipe can name them, so that it can be run again
+        return sources.load(Files(files=[str(output_path(one, "data").absolute()) for one in listed], label=label))
     return dataset_of(data, label)
 
 

@@ -95,13 +95,7 @@ def split(
     >>> split(model, None, torch.zeros(2, 4)).dim
     3
     """
-    if not isinstance(model, nn.Module) or not isinstance(example, Tensor):
-        raise UserError(f"split needs an nn.Module and a batch of inputs; it got {_kind(model)} and {_kind(example)}")
-    _refuse_compiled(model)
-    if isinstance(output, bool) or not (output is None or isinstance(output, str | int) or callable(output)):
-        raise UserError(f"output is {output!r:.80}; give the key or place of the logits, or a function that takes them out")
-    if classes is not None and type(classes) is not int:
-        raise UserError(f"classes is {classes!r:.80}; it must be a whole number")
+    _check_arguments(model, example, output, classes)
     named = type(model).__name__
     bare = isinstance(model, nn.Linear)
     if bare:  # its inputs are the representation
@@ -136,7 +130,9 @@ def split(
     return made
 
 
-def _refuse_compiled(model: nn.Module) -> None:
+def _check_arguments(model: Any, example: Any, output: Any, classes: Any) -> None:
+    if not isinstance(model, nn.Module) or not isinstance(example, Tensor):
+        raise UserError(f"split needs an nn.Module and a batch of inputs; it got {_kind(model)} and {_kind(example)}")
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             where = f"its layer {name!r}" if name else "it"
@@ -144,6 +140,10 @@ def _refuse_compiled(model: nn.Module) -> None:
                 f"{type(model).__name__} cannot be split: {where} is compiled by torch.jit, and cannot be copied for each "
                 "client; use the original nn.Module"
             )
+    if isinstance(output, bool) or not (output is None or isinstance(output, str | int) or callable(output)):
+        raise UserError(f"output is {output!r:.80}; give the key or place of the logits, or a function that takes them out")
+    if classes is not None and type(classes) is not int:
+        raise UserError(f"classes is {classes!r:.80}; it must be a whole number")
 
 
 class _Logits(nn.Module):
