@@ -24,6 +24,8 @@ class Final(NamedTuple):
 
     server: Tensors
     client: Tensors | None
+    content: Tensors | None = None
+    """What the server has sent, where only that is known of its state."""
 
 
 class FinalStates(Protocol):
@@ -102,7 +104,9 @@ class FinalNets:
             method.receive(net, method.answer(self.terms.server_start(_HOST), client, None))
         else:
             _load(net, final.client, self.models[client].label, client)
-        if method.hears_server:
+        if final.content is not None:
+            method.receive(net, final.content)
+        elif method.hears_server:
             method.receive(net, method.answer(final.server, client, None))
         return net.eval().requires_grad_(False)
 
