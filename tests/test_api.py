@@ -50,7 +50,10 @@ def test_a_kind_of_model_is_whatever_has_a_label_and_builds_one():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"models": [OWN, OWN, 3]}, r"models\[2\] is an int; give an nn.Module, a function that makes one, or a fedmrl.OwnModel"),
+        (
+            {"models": [OWN, OWN, 3]},
+            r"models\[2\] is an int; give an nn.Module, a function that makes one, or a fedmrl.OwnModel",
+        ),
         ({"models": "net"}, r"models\[0\] is 'net'; give an nn.Module"),
         ({"models": [dict]}, r"models\[0\] is <class 'dict'>; give an nn.Module"),
         ({"models": []}, "models is empty"),

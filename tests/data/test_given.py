@@ -189,7 +189,7 @@ def test_keywords_are_keys_of_the_recipe():
     )  # fmt: skip
     recipe = result.recipe
     assert (recipe.training.lr, recipe.training.epochs, recipe.training.momentum, recipe.seed) == (0.5, 1, 0.9, 3)
-    with pytest.raises(UserError, match="there is no key training.lrr; did you mean training.lr?"):
+    with pytest.raises(UserError, match=r"there is no key training.lrr; did you mean training.lr\?"):
         fedmrl.run("quickstart", training={"lrr": 1})
     with pytest.raises(UserError, match="clients is 5, and data has that of 2; leave clients out"):
         fedmrl.run("quickstart", data=[(X, WORDS)] * 2, clients=5)
@@ -207,15 +207,15 @@ def test_standardisation_may_be_of_the_training_samples_only():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(60, 2)).astype(np.float32), np.arange(60) % 2
     given = {"data": (x, y), "clients": 2, "partition": {"kind": "iid"}, "rounds": 1, "method": "standalone"}
-    local = {"local": [{"hidden": [3]}]}
-    both = fedmrl.run_seeds(
-        "quickstart", [0, 1], **given, models=local, participation=1.0, settings={"data.standardise_from": "training"}
-    )
+    given |= {"participation": 1.0, "models": {"local": [{"hidden": [3]}]}, "settings": {"data.standardise_from": "training"}}
+    both = fedmrl.run_seeds("quickstart", [0, 1], **given)
     for run, seed in zip(both, (0, 1), strict=True):
         data = dataset_of((x, y))
         splits = partition(PartitionTable(kind="iid"), data, 2, seed)
         train = np.concatenate([own.train for own in splits])
         np.testing.assert_allclose(run.preparation.mean, x[train].mean(axis=0), rtol=1e-5)
     assert both[0].preparation.mean != both[1].preparation.mean
-    alone = fedmrl.run("quickstart", **given, models=local, participation=1.0, seed=1, settings={"data.standardise_from": "training"})
+    alone = fedmrl.run(
+        "quickstart", **given, models=local, participation=1.0, seed=1, settings={"data.standardise_from": "training"}
+    )
     assert alone.states_sha256 == both[1].states_sha256
