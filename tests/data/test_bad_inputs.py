@@ -224,6 +224,10 @@ def test_a_bad_file_is_a_sentence_and_nothing_is_written(tmp_path, case):
     refused(tmp_path, says, data=make(tmp_path), models=[net()])
 
 
+def test_a_label_for_data_without_columns_is_refused(tmp_path):
+    refused(tmp_path, "label is 'y', and data has no columns; leave label out", data=GOOD, label="y", models=[net()])
+
+
 def test_a_bomb_of_zeros_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
     monkeypatch.setattr("fedmrl.data.sources.free_bytes", lambda device: 1000)
     with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive:

@@ -135,6 +135,13 @@ def test_images_are_bytes_with_the_folders_as_classes(tmp_path):
     assert np.array_equal(data.preparation.features(tmp_path / "i" / "cat" / "00.png"), data.x[:1])
 
 
+def test_images_of_more_than_8_bits_are_refused_as_bytes_would_lose_what_they_show(tmp_path):
+    path = write_images(tmp_path / "i")
+    Image.fromarray(np.full((20, 18), 40_000, np.uint16)).save(path / "cat" / "00.png")
+    with pytest.raises(UserError, match=r"00.png has more than 8 bits for each pixel; give such images as arrays"):
+        load(Files(files=[str(path)]))
+
+
 def test_grey_images_have_one_channel_and_jpegs_are_read(tmp_path):
     assert load(Files(files=[str(write_images(tmp_path / "g", grey=True))])).x.shape == (40, 1, 20, 18)
     assert load(Files(files=[str(write_images(tmp_path / "j", suffix="jpg"))])).x.shape == (40, 3, 20, 18)

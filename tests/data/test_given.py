@@ -215,7 +215,5 @@ def test_standardisation_may_be_of_the_training_samples_only():
         train = np.concatenate([own.train for own in splits])
         np.testing.assert_allclose(run.preparation.mean, x[train].mean(axis=0), rtol=1e-5)
     assert both[0].preparation.mean != both[1].preparation.mean
-    alone = fedmrl.run(
-        "quickstart", **given, models=local, participation=1.0, seed=1, settings={"data.standardise_from": "training"}
-    )
+    alone = fedmrl.run("quickstart", **given, seed=1)
     assert alone.states_sha256 == both[1].states_sha256
