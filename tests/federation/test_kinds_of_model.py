@@ -169,7 +169,7 @@ def test_models_are_dealt_in_turn_and_the_same_model_is_one_kind():
 
 
 def test_models_without_a_name_are_numbered():
-    result = fedmrl.run(tiny_recipe("standalone", rounds=1), models=[lambda: mlp(), lambda: mlp()])
+    result = fedmrl.run(tiny_recipe("standalone", rounds=1), models=[lambda: mlp(), lambda: Frozen()])  # noqa: PLW0108
     assert [client.model for client in result.clients] == ["model 1", "model 2"] * 2
 
 
@@ -205,14 +205,13 @@ def test_a_dict_of_outputs_and_one_logit_are_taken_in_a_federation():
 
     x = np.random.default_rng(0).normal(size=(80, 6)).astype(np.float32)
     model = OwnModel("many", Many, output="logits")
-    done = both_engines(
-        tiny_recipe("fedmrl", rounds=12, participation=1.0, method__d1=5, partition__kind="iid"), data=(x, x[:, 0] > 0), models=[model]
-    )
+    recipe = tiny_recipe("fedmrl", rounds=12, participation=1.0, method__d1=5, partition__kind="iid")
+    done = both_engines(recipe, data=(x, x[:, 0] > 0), models=[model])
     assert done.preparation.classes == [False, True] and done.headline() > 0.7
 
 
 def test_fedmrls_own_models_say_what_takes_tokens():
-    with pytest.raises(UserError, match=r"takes numbers, and data has tokens, .* {name = 'text', vocabulary = 30}, or give x as"):
+    with pytest.raises(UserError, match=r"and data has tokens, .* {name = 'text', vocabulary = 30}, or give x as floats"):
         fedmrl.run(tiny_recipe("standalone"), data=texts())
     local = [{"name": "text", "vocabulary": 30, "hidden": [8]}, {"name": "text", "vocabulary": 30, "hidden": [6]}]
     done = both_engines(tiny_recipe("fedmrl", rounds=2), data=texts(), models={"local": local})

@@ -168,11 +168,11 @@ MISBEHAVING = {
     "sparse": (Sparse, r"model 'odd': Sparse does not run .*\(TypeError: it returns a tensor of layout sparse_coo"),
     "a tuple": (
         Pair,
-        r"model 'odd': Pair does not run .*\(TypeError: it returns a tuple, not a tensor; name the logits as output\)",
+        r"Pair does not run .*\(TypeError: it returns a tuple, not a tensor; name the logits as output\)",
     ),
     "a dict": (
         Named,
-        r"model 'odd': Named does not run .*\(TypeError: it returns a dict with 'logits', not a tensor; name the logits as output\)",
+        r"Named does not run .*: it returns a dict with 'logits', not a tensor; name the logits as output\)",
     ),
     "labels": (Labels, "model 'odd': Labels cannot be split at 'last': "),
     "complex": (Complex, "model 'odd': Complex cannot be split at 'last': "),

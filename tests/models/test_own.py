@@ -93,15 +93,27 @@ WRONG = {
     ),
     "no linear layer": (lambda: nn.Sequential(nn.Identity()), {}, "Sequential has no linear layer, and the last one is the"),
     "a sigmoid": (lambda: nn.Sequential(nn.Linear(4, 1), nn.Sigmoid()), {}, "no nn.Linear computes its output; after '0'"),
-    "a dict": (lambda: Returning(lambda z: {"out": z}), {}, "returns a dict with 'out', not a tensor; name the logits as output"),
-    "no such key": (lambda: Returning(lambda z: {"out": z}), {"output": "logits"}, "output is 'logits', and the model returns a"),
+    "a dict": (
+        lambda: Returning(lambda z: {"out": z}),
+        {},
+        "a dict with 'out', not a tensor; name the logits as output",
+    ),
+    "no such key": (
+        lambda: Returning(lambda z: {"out": z}),
+        {"output": "logits"},
+        "output is 'logits', and the model returns a",
+    ),
     "no such place": (lambda: Returning(lambda z: (z,)), {"output": 3}, "output is 3, and the model returns a tuple of 1"),
-    "a tensor": (lambda: Branches(), {"output": "logits"}, "output is 'logits', and the model returns a Tensor"),
-    "a failing function": (lambda: Branches(), {"output": lambda z: 1 / 0}, "ZeroDivisionError"),
+    "a tensor": (Branches, {"output": "logits"}, "output is 'logits', and the model returns a Tensor"),
+    "a failing function": (Branches, {"output": lambda z: 1 / 0}, "ZeroDivisionError"),
     "too many outputs": (lambda: nn.Linear(4, 5), {}, "gives 5 outputs, and the data has 2 classes"),
     "one logit for three": (lambda: nn.Linear(4, 1), {"classes": 3}, "gives 1 outputs, and the data has 3 classes"),
     "wrong features": (lambda: nn.Linear(7, 2), {}, r"Sequential does not run|Linear does not run"),
-    "wrong name": (lambda: Returning(lambda z: {"out": z}), {"output": "out", "last": "haed"}, "no layer 'haed'; did you mean 'head'"),
+    "wrong name": (
+        lambda: Returning(lambda z: {"out": z}),
+        {"output": "out", "last": "haed"},
+        "no layer 'haed'; did you mean",
+    ),
 }
 
 

@@ -33,6 +33,8 @@ def dataset_of(
     listed = list(given) if several else [given]
     names = where or ([f"client {k}'s data" for k in range(len(listed))] if several else ["data"])
     found = [parts(one, place, label, size) for one, place in zip(listed, names, strict=True)]
+    if label is not None and not any(part.train.label for part in found):
+        raise UserError(f"label is {label!r:.40}, and {names[0]} has no columns; leave label out")
     return _joined(found, list(names), several, size is not None, name)
 
 

@@ -59,10 +59,12 @@ def pixels(files: Sequence[Path], size: Size | None) -> NDArray[np.uint8]:
     for file in files:
         try:
             with Image.open(file) as image:
-                grey = image.mode in ("1", "L", "LA", "I", "I;16", "F")
-                kept = image.convert("L" if grey else "RGB")
+                deep = image.mode[0] in "IF"
+                kept = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
         except Exception as error:  # Pillow raises many kinds for damaged files
             raise UserError(f"{file} cannot be read as an image ({cause(error)}); remove it") from error
+        if deep:  # bytes would lose what they show
+            raise UserError(f"{file} has more than 8 bits for each pixel; give such images as arrays, or save them with 8 bits")
         if size is not None and kept.size != (size[1], size[0]):
             kept = kept.resize((size[1], size[0]), Image.Resampling.BILINEAR)
         if opened and kept.size != opened[0].size:

@@ -74,11 +74,8 @@ def _words(values: NDArray[Any], where: str) -> set[str]:
     if all(isinstance(value, int | float) or _is_decimal(value) for value in there):
         return set()
     if odd := [value for value in there if not isinstance(value, str)]:
-        kind = type(odd[0]).__name__
-        mixed = (
-            "both words and numbers" if isinstance(odd[0], int | float) else f"values of type {kind}, neither numbers nor words"
-        )
-        raise UserError(f"{where} has {mixed}; leave it out, or make it one of both")
+        mixed = "words and numbers" if isinstance(odd[0], int | float) else f"values of type {type(odd[0]).__name__}"
+        raise UserError(f"{where} has {mixed}; leave it out, or make it numbers or words")
     return {str(value) for value in there}
 
 

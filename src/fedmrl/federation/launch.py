@@ -27,7 +27,7 @@ from fedmrl.federation.server import Federation, OnRound, run_in_step
 from fedmrl.federation.setup import Schedule, prepare, schedule, shared_model_notices
 from fedmrl.federation.simulated import SimulatedClients, final_nets_of
 from fedmrl.federation.store import check_store, choose, make_store
-from fedmrl.files import output_path
+from fedmrl.files import output_path, user_path
 from fedmrl.methods import Method
 from fedmrl.models import ModelSpec, SharedSpec
 from fedmrl.models.own import own_model, own_models
@@ -198,7 +198,9 @@ def given_dataset(data: Any, label: str | None) -> Dataset | None:
         return None
     listed = data if isinstance(data, list) else [data]
     if listed and all(isinstance(one, str | Path) for one in listed):  # a recipe can name them, so that it can be run again
-        return sources.load(Files(files=[str(output_path(one, "data").absolute()) for one in listed], label=label))
+        return sources.load(
+            Files(files=[str(user_path(output_path(one, "data"), "data").absolute()) for one in listed], label=label)
+        )
     return dataset_of(data, label)
 
 
