@@ -59,15 +59,17 @@ def export(
 
 def modes(run: Run, client: Client = 0, imports: Imports = None, as_json: AsJson = False) -> None:
     """Show the size and speed of each mode of a client."""
+    from fedmrl.report.tables import amount
+
     trained = _client(run, client, imports)
     rows = trained.measure_modes()
     if as_json:
         print_json([row.model_dump() for row in rows])
         return
-    made = table(f"{run}, client {client}", "mode", "accuracy", "parameters", "size", "FLOPs", "time")
+    made = table(f"{run}, client {client}", "mode", "accuracy", "parameters", "size", "compute", "time")
     for row in rows:
         made.add_row(
-            row.mode, f"{row.accuracy:.1%}", f"{row.parameters:,}", f"{row.bytes / 1e6:.3g} MB", f"{row.flops:,}",
+            row.mode, f"{row.accuracy:.1%}", f"{row.parameters:,}", amount(row.bytes, "B"), amount(row.flops, "FLOP"),
             f"{row.milliseconds:.3g} ms",
         )  # fmt: skip
     show(made)

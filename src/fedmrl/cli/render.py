@@ -44,6 +44,7 @@ def one_run(recipe: Recipe, result: RunResult, folder: Path) -> None:
         prose(sentence)
     prose(f"Accuracy after the last round, mean over all {recipe.clients} clients: {result.headline():.1%}")
     say(f"Files in {folder}: summary.json, clients.csv, rounds.jsonl, config.toml, split.json")
+    say(_models_hint([folder]))
     say(_page_hint(folder))
 
 
@@ -83,6 +84,15 @@ def _page_hint(folder: Path) -> str:
     return f"To see it as a page: fedmrl report {shlex.quote(str(folder))}"
 
 
+def _models_hint(folders: Sequence[Path]) -> str:
+    """What runs' final models take on disk, and how to use one."""
+    size = sum(path.stat().st_size for folder in folders for path in folder.glob("checkpoint/*"))
+    if not size:
+        return "Final models were not kept."
+    where = shlex.quote(str(folders[0]))
+    return f"Final models: {amount(size, 'B')}; to use one: fedmrl export {where} --client 0 --to model.pt2"
+
+
 def several_seeds(recipe: Recipe, runs: Sequence[RunResult], folder: Path) -> None:
     """Prints the accuracy of runs with different seeds, with mean and standard deviation."""
     view, mode = recipe.headline_view, recipe.headline_mode
@@ -99,6 +109,7 @@ def several_seeds(recipe: Recipe, runs: Sequence[RunResult], folder: Path) -> No
         for sentence in format_privacy(one):
             prose(f"Seed {one.seed}: {sentence}")
     say(f"Each run is in {folder}/seed-*/   {_page_hint(folder)}")
+    say(_models_hint([run.folder for run in runs if run.folder]))
 
 
 def comparison(result: Comparison, folder: Path) -> None:
@@ -119,6 +130,7 @@ def comparison(result: Comparison, folder: Path) -> None:
                 prose(f"{titled}, seed {one.seed}: {sentence}")
     if result.results:
         say(f"Figure: {folder / 'accuracy.png'}   Table: {folder / 'table.md'}   Each run: {folder}/*/")
+        say(_models_hint([run.folder for run in result.results if run.folder]))
         say(_page_hint(folder))
 
 

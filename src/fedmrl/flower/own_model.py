@@ -35,9 +35,7 @@ def trained_client(organisation: Organisation, run: str | None = None) -> tuple[
     if not index.states:
         raise UserError(f"the client has not trained in run {index.run}, so there is no trained model")
     if not index.recipe:
-        raise UserError(
-            f"run {index.run} is of an older version, which kept no recipe; take part once more"
-        )
+        raise UserError(f"run {index.run} is of an older version, which kept no recipe; take part once more")
     try:
         recipe = approved_recipe(index.recipe, organisation.config.bounds)
     except Refused as refused:
