@@ -799,3 +799,12 @@ def test_a_net_that_does_not_fit_into_memory_is_refused_before_it_is_made(fedmrl
     code, _, err = fedmrl("run", "mine.toml", "--out", "run")
     assert code == 2 and "a client's net with MLP(100000) needs 37.3 GiB of memory for one tensor, and 1.0 GiB are free" in err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_federation_without_flower_says_what_to_install(fedmrl, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("fedmrl.flower")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    code, _, err = fedmrl("demo", "federation", "--out", "d")
+    assert (code, left_behind()) == (2, [])
+    assert err == "fedmrl: federations over a network need Flower; install it with: pip install 'fedmrl[flower]'\n"

@@ -40,6 +40,7 @@ WORKS = {
     "tensorboard": [["run", "quickstart", *QUICK, "--tensorboard", "board"]],
 }
 """Commands that need an extra."""
+COMES_ANYWAY = {"images"}  # Matplotlib needs Pillow, too
 
 
 class Environment:
@@ -53,7 +54,9 @@ class Environment:
     def run(self, folder: Path, program: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
         """Runs one of its programs in a folder."""
         alone = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
-        command = [self.bin / program, *map(str, arguments)]
+        # An environment that has the package from another one has no program of its own for it.
+        start = [self.bin / program] if program != "fedmrl" else [self.bin / "python", "-m", "fedmrl"]
+        command = [*start, *map(str, arguments)]
         return subprocess.run(command, cwd=folder, env=alone, capture_output=True, text=True, check=False, timeout=900)
 
     def install(self, what: str) -> None:
@@ -108,12 +111,12 @@ def test_an_extra_alone_is_named_where_it_is_missing_and_works_once_it_is_there(
     (made.packages / "plain.pth").write_text(f"{plain.packages}\n")  # has what the plain environment has
     made.install(f"fedmrl[{extra}] @ file://{wheel}")
     work = tmp_path_factory.mktemp(f"{extra}-work")
-    for program, *arguments in ([*command] if command[0] == "python" else ["fedmrl", *command] for command in before):
-        done = made.run(work, program, *arguments)
+    for command in before:
+        done = made.run(work, *(command if command[0] == "python" else ["fedmrl", *command]))
         assert done.returncode == 0, done.stderr
-    missing = plain.run(work, "fedmrl", *last)
-    assert missing.returncode == 2 and f"fedmrl[{extra}]" in missing.stderr and "Traceback" not in missing.stderr, (
-        missing.stderr
-    )
+    if extra not in COMES_ANYWAY:
+        missing = plain.run(work, "fedmrl", *last)
+        assert missing.returncode == 2 and f"fedmrl[{extra}]" in missing.stderr, missing.stderr
+        assert "Traceback" not in missing.stderr
     done = made.run(work, "fedmrl", *last)
     assert done.returncode == 0, done.stderr
