@@ -142,6 +142,12 @@ def test_images_of_more_than_8_bits_are_refused_as_bytes_would_lose_what_they_sh
         load(Files(files=[str(path)]))
 
 
+def test_a_grey_image_is_taken_by_a_model_of_coloured_ones(tmp_path):
+    prepared = load(Files(files=[str(write_images(tmp_path / "c"))])).preparation
+    grey = write_images(tmp_path / "g", grey=True) / "cat" / "00.png"
+    assert prepared.features(grey).shape == (1, 3, 20, 18)
+
+
 def test_grey_images_have_one_channel_and_jpegs_are_read(tmp_path):
     assert load(Files(files=[str(write_images(tmp_path / "g", grey=True))])).x.shape == (40, 1, 20, 18)
     assert load(Files(files=[str(write_images(tmp_path / "j", suffix="jpg"))])).x.shape == (40, 3, 20, 18)
