@@ -182,6 +182,14 @@ def test_init_caps_classes_per_client_and_clients(tmp_path, monkeypatch):
         called("init", "many.npz")
 
 
+def test_init_uses_the_test_samples_of_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with np.load(write_npz(tmp_path / "a.npz")) as arrays:
+        np.savez("b.npz", **arrays, x_test=arrays["x"][:10], y_test=arrays["y"][:10])
+    assert called("init", "b.npz").exit_code == 0
+    assert tomllib.loads((tmp_path / "b.toml").read_text())["partition"]["test"] == "official"
+
+
 def test_init_refuses_before_it_writes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     np.savez("one.npz", x=np.zeros((3, 4), np.float32), y=np.array([0, 1, 2]))

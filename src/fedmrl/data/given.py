@@ -63,7 +63,7 @@ def _joined(found: Sequence[Part], names: Sequence[str], several: bool, resized:
         name, x, np.concatenate(y), names_of, int(ends[len(trains) - 1]), np.asarray(mean), np.asarray(std), values=values,
         columns=tuple(columns), label=next((raw.label for raw in raws if raw.label), None),
         vocabulary=int(x.max()) + 1 if tokens else None, resize=resized, missing=missing,
-        owners=tuple(owners) if several else None, notices=tuple(dict.fromkeys(said)),
+        owners=tuple(owners) if several else None, own_test=bool(tests) and not several, notices=tuple(dict.fromkeys(said)),
     )  # fmt: skip
     return data.of_training(np.concatenate(positions[: len(trains)]), standardise=False)
 

@@ -127,6 +127,8 @@ class Dataset:
     """Of a table: which numbers were missing, and are means now."""
     owners: tuple[Owned, ...] | None = None
     """The samples of each client, if each client's data was given apart."""
+    own_test: bool = False
+    """Whether the user gave the test samples apart, so that runs use them as the test set."""
     notices: tuple[str, ...] = ()
     """What the user should know about how the data was read."""
     source: DataSource | None = field(default=None, init=False)
