@@ -142,6 +142,12 @@ def test_images_of_more_than_8_bits_are_refused_as_bytes_would_lose_what_they_sh
         load(Files(files=[str(path)]))
 
 
+def test_a_grey_image_is_taken_by_a_model_of_coloured_ones(tmp_path):
+    prepared = load(Files(files=[str(write_images(tmp_path / "c"))])).preparation
+    grey = write_images(tmp_path / "g", grey=True) / "cat" / "00.png"
+    assert prepared.features(grey).shape == (1, 3, 20, 18)
+
+
 def test_grey_images_have_one_channel_and_jpegs_are_read(tmp_path):
     assert load(Files(files=[str(write_images(tmp_path / "g", grey=True))])).x.shape == (40, 1, 20, 18)
     assert load(Files(files=[str(write_images(tmp_path / "j", suffix="jpg"))])).x.shape == (40, 3, 20, 18)
@@ -174,6 +180,14 @@ def test_init_caps_classes_per_client_and_clients(tmp_path, monkeypatch):
     assert recipe["method"]["d1"] <= 32
     with pytest.raises(UserError, match=r"many.toml exists already; name another file with --out"):
         called("init", "many.npz")
+
+
+def test_init_uses_the_test_samples_of_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with np.load(write_npz(tmp_path / "a.npz")) as arrays:
+        np.savez("b.npz", **arrays, x_test=arrays["x"][:10], y_test=arrays["y"][:10])
+    assert called("init", "b.npz").exit_code == 0
+    assert tomllib.loads((tmp_path / "b.toml").read_text())["partition"]["test"] == "official"
 
 
 def test_init_refuses_before_it_writes(tmp_path, monkeypatch):

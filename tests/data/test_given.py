@@ -1,5 +1,7 @@
 """Data as people have it: each form gives the same samples, classes and preparation."""
 
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -165,6 +167,15 @@ def test_a_mapping_of_splits_has_an_official_test_set():
     data = dataset_of(splits)
     assert data.official_train == 8 and len(data.y) == 10
     assert data.notices == ("data['validation'] is not used, as 'test' is the test set",)
+
+
+@pytest.mark.parametrize("form", [(X, WORDS, X[:4], WORDS[:4]), {"train": (X, WORDS), "test": (X[:4], WORDS[:4])}])
+def test_a_test_set_that_is_given_is_the_clients_test_set(tmp_path, form):
+    given = {"method": "standalone", "rounds": 1, "clients": 2, "participation": 1.0, "partition": {"kind": "iid"}}
+    fedmrl.run("quickstart", data=form, models={"local": [{"hidden": [4]}]}, **given, out=tmp_path / "run")
+    clients = json.loads((tmp_path / "run" / "split.json").read_text())["clients"]
+    assert sorted(row for own in clients for row in own["test"]) == [8, 9, 10, 11]
+    assert sorted(row for own in clients for row in own["train"]) == [*range(8)]
 
 
 def test_a_list_sets_the_number_of_clients_and_takes_the_partitions_place(tmp_path):

@@ -48,7 +48,9 @@ def starter(
         "",
         "[partition]",
         *split,
-        "test_share = 0.2                   # each client's share of samples for testing",
+        'test = "official"                  # the test samples that came with the data, distributed alike'
+        if data.own_test
+        else "test_share = 0.2                   # each client's share of samples for testing",
         "",
         "[models]",
         "local = [                          # clients get these in turn",
@@ -81,7 +83,8 @@ def _split(data: Dataset, asked: int | None) -> tuple[int, list[str]]:
     for clients in range(most, 1, -1) if asked is None else (asked,):
         each = min(classes, max(_CLASSES_EACH, -(-classes // clients)))
         try:
-            partition(PartitionTable(kind="class", classes_per_client=each), data, clients, seed=0)
+            table = PartitionTable(kind="class", classes_per_client=each, test="official" if data.own_test else "split")
+            partition(table, data, clients, seed=0)
         except UserError:
             continue
         return clients, [

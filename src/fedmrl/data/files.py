@@ -6,22 +6,21 @@ from typing import Annotated, Any, ClassVar
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedmrl.data.raw import Columns, Part, Raw, Size, of_arrays, of_columns, of_inputs, stacked
+from fedmrl.data.images import SUFFIXES, read_images, read_unlabelled
+from fedmrl.data.raw import Columns, Part, Size, of_arrays, of_columns, of_inputs, stacked
 from fedmrl.data.sources import SOURCES, Dataset, DataSource, Samples, plain_arrays
+from fedmrl.data.tables import read_csv, read_parquet
 from fedmrl.errors import UserError
 from fedmrl.files import user_path
 from fedmrl.table import IS_PATH
 
 _TABLES = (".csv", ".tsv", ".parquet")
-_IMAGES = (".png", ".jpg", ".jpeg")
 
 
 def read_file(path: Path, label: str | None, size: Size | None) -> Part:
     """The samples and labels in a file or image folder."""
     path = _there(path)
     if path.is_dir():
-        from fedmrl.data.images import read_images
-
         return read_images(path, size)
     if path.suffix == ".npz":
         return of_arrays(plain_arrays(path), str(path))
@@ -33,9 +32,7 @@ def read_file(path: Path, label: str | None, size: Size | None) -> Part:
 def read_inputs(path: Path, label: str | None, size: Size | None) -> NDArray[Any] | Columns:
     """The samples in a file or image folder, without their labels."""
     path = _there(path)
-    if path.is_dir() or path.suffix.lower() in _IMAGES:
-        from fedmrl.data.images import read_unlabelled
-
+    if path.is_dir() or path.suffix.lower() in SUFFIXES:
         return read_unlabelled(path, size)
     if path.suffix == ".npz":
         arrays = plain_arrays(path)
@@ -59,8 +56,6 @@ def _there(path: Path) -> Path:
 
 
 def _table(path: Path) -> Columns:
-    from fedmrl.data.tables import read_csv, read_parquet
-
     return read_parquet(path) if path.suffix == ".parquet" else read_csv(path)
 
 
@@ -101,5 +96,3 @@ class Files(DataSource):
 
 
 SOURCES.add(Files.name, Files, module=__name__)
-
-__all__ = ["Files", "Raw", "read_file", "read_inputs"]

@@ -59,12 +59,13 @@ def _joined(found: Sequence[Part], names: Sequence[str], several: bool, resized:
     names_of = tuple(map(str, classes))
     values = None if list(names_of) == classes else tuple(classes)
     said = (*(line for raw in raws for line in raw.notices), *notices)
-    return Dataset(
+    data = Dataset(
         name, x, np.concatenate(y), names_of, int(ends[len(trains) - 1]), np.asarray(mean), np.asarray(std), values=values,
         columns=tuple(columns), label=next((raw.label for raw in raws if raw.label), None),
         vocabulary=int(x.max()) + 1 if tokens else None, resize=resized, missing=missing,
-        owners=tuple(owners) if several else None, notices=tuple(dict.fromkeys(said)),
+        owners=tuple(owners) if several else None, own_test=bool(tests) and not several, notices=tuple(dict.fromkeys(said)),
     )  # fmt: skip
+    return data.of_training(np.concatenate(positions[: len(trains)]), standardise=False)
 
 
 def _in_given_order(
@@ -92,17 +93,7 @@ def _inputs(
     columns = of_tables.fitted(tables, where)
     both = [of_tables.encoded(table, columns, place) for table, place in zip(tables, where, strict=True)]
     x, gaps = (np.concatenate(part) for part in zip(*both, strict=True))
-    filled, place = [], 0
-    for column in columns:
-        if column.words is None:
-            there = ~gaps[:, place]
-            if not there.any():
-                raise UserError(f"{where[0]}: column {column.name!r} has no values; leave it out")
-            column = column.model_copy(update={"fill": float(x[there, place].mean())})  # noqa: PLW2901
-            x[~there, place] = column.fill
-        filled.append(column)
-        place += len(column.words or [""])
-    return x.astype(np.float32), filled, gaps if gaps.any() else None, of_tables.said(columns, gaps)
+    return x.astype(np.float32), columns, gaps if gaps.any() else None, of_tables.said(columns, gaps, where[0])
 
 
 def _stored(arrays: Sequence[NDArray[Any]], where: Sequence[str]) -> NDArray[Any]:
@@ -119,21 +110,28 @@ def _stored(arrays: Sequence[NDArray[Any]], where: Sequence[str]) -> NDArray[Any
                 f"samples of {place} have shape {list(made[-1].shape[1:])}, and those of {where[0]} {list(made[0].shape[1:])}; "
                 "all must have the same"
             )
-    x = np.concatenate(made)
-    if x.dtype == np.uint8:
-        return x
-    if x.ndim == 2 and all(part.dtype in (np.int32, np.int64) for part in made):
-        if x.min() < 0 or x.max() > _LARGEST_TOKEN:
-            raise UserError(
-                f"{where[0]}: x has whole numbers, which are tokens if they have 32 or 64 bits, and some are "
-                f"{'below 0' if x.min() < 0 else 'too large'}; if they are measurements, give them as floats"
-            )
-        return x.astype(np.int64)
+    types = {x.dtype for x in made}
+    if types == {np.dtype(np.uint8)}:
+        return np.concatenate(made)
+    tokens = types <= {np.dtype(np.int32), np.dtype(np.int64)} and made[0].ndim == 2
+    return np.concatenate([(_tokens if tokens else _floats)(x, place) for x, place in zip(made, where, strict=True)])
+
+
+def _tokens(x: NDArray[Any], where: str) -> NDArray[np.int64]:
+    if x.min() < 0 or x.max() > _LARGEST_TOKEN:
+        raise UserError(
+            f"{where}: x has whole numbers, which are tokens if they have 32 or 64 bits, and some are "
+            f"{'below 0' if x.min() < 0 else 'too large'}; if they are measurements, give them as floats"
+        )
+    return x.astype(np.int64)
+
+
+def _floats(x: NDArray[Any], where: str) -> NDArray[np.float32]:
     with np.errstate(over="ignore"):
-        x = x.astype(np.float32)
-    if not np.isfinite(x).all():
-        raise UserError(f"{where[0]}: x has values that are NaN or infinite; leave those samples out, or fill them")
-    return x
+        found = x.astype(np.float32)
+    if not np.isfinite(found).all():
+        raise UserError(f"{where}: x has values that are NaN or infinite; leave those samples out, or fill them")
+    return found
 
 
 def _channels_first(x: NDArray[Any]) -> NDArray[Any]:

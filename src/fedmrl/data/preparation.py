@@ -82,7 +82,7 @@ class Preparation(Part):
         """An array of samples in the stored type."""
         if isinstance(found, Mapping):
             raise UserError(
-                f"the input is a table with the columns {_few(found)}, and this model was trained on samples of shape "
+                f"the input is a table with the columns {few(found)}, and this model was trained on samples of shape "
                 f"{self.shape}; give an array"
             )
         x, wanted = np.asarray(found), tuple(self.shape)
@@ -91,6 +91,8 @@ class Preparation(Part):
                 x = x[:, None]
             if x.ndim == 4 and x.shape[1:] != wanted and (x.shape[3], *x.shape[1:3]) == wanted:
                 x = np.moveaxis(x, 3, 1)
+            if len(wanted) == 3 and x.shape[1:] == (1, *wanted[1:]):  # grey images for a model of coloured ones
+                x = np.repeat(x, wanted[0], axis=1)
         if x.ndim == 0 or x.shape[1:] != wanted:
             raise UserError(f"the input has samples of shape {list(x.shape[1:])}; this model was trained on {self.shape}")
         if x.dtype.kind not in "biuf":
@@ -155,6 +157,11 @@ def class_values(names: Iterable[str]) -> list[ClassValue]:
     return [*range(len(listed))] if listed == [str(label) for label in range(len(listed))] else [*listed]
 
 
-def _few(names: Iterable[Any]) -> str:
+def few(names: Iterable[Any]) -> str:
+    """The first of some names, for messages.
+
+    >>> few(["a", "b"]), few("abcdefg")
+    ("'a', 'b'", "'a', 'b', 'c', 'd', 'e' and 2 more")
+    """
     listed = [repr(name)[:40] for name in names]
-    return ", ".join(listed[:4]) + (f" and {len(listed) - 4} more" if len(listed) > 4 else "")
+    return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")

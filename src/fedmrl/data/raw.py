@@ -1,7 +1,7 @@
 """A user's input as plain arrays: tuples, torch Datasets, DataFrames, mappings of columns, files, and fedmrl's own datasets."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data import Dataset as TorchDataset
 
+from fedmrl.data.preparation import few
 from fedmrl.data.sources import Dataset
 from fedmrl.errors import CODE_FAILS, UserError, cause
 
@@ -195,7 +196,7 @@ def of_columns(columns: Columns, label: str | None, where: str) -> Raw:
     names = [label] if label is not None else [name for name in _LABELS if name in columns]
     if not names or names[0] not in columns:
         asked = "name the column of the labels as label" if label is None else f"there is no column {label!r} for the labels"
-        raise UserError(f"{where}: {asked}; its columns are {_few(columns)}")
+        raise UserError(f"{where}: {asked}; its columns are {few(columns)}")
     if len(columns) < 2:
         raise UserError(f"{where} has no column beside the labels; there is nothing to learn from")
     _same_lengths(columns, where)
@@ -217,7 +218,7 @@ def of_inputs(columns: Columns, where: str) -> NDArray[Any] | Columns:
     if len(columns) > 1:
         raise UserError(
             f"{where}: column {wide[0]!r} has several numbers for each sample, and there are others beside it "
-            f"({_few(name for name in columns if name != wide[0])}); keep one input column"
+            f"({few(name for name in columns if name != wide[0])}); keep one input column"
         )
     return columns[wide[0]]
 
@@ -260,8 +261,8 @@ def _turned(rows: Sequence[Any], where: str) -> Columns:
     names = list(rows[0])
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping) or set(row) != set(names):
-            has = f"has {_few(row)}" if isinstance(row, Mapping) else f"is {_described(row)}"
-            raise UserError(f"{where}: item {number} {has}, and the first has {_few(names)}; all must have the same")
+            has = f"has {few(row)}" if isinstance(row, Mapping) else f"is {_described(row)}"
+            raise UserError(f"{where}: item {number} {has}, and the first has {few(names)}; all must have the same")
     return {str(name): stacked([row[name] for row in rows], f"{where}: {name!r}") for name in names}
 
 
@@ -335,11 +336,6 @@ def _described(value: Any) -> str:
     kind = type(value).__name__
     shape = f" of shape {list(value.shape)}" if isinstance(value, np.ndarray | torch.Tensor) else ""
     return "None" if value is None else f"{'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}{shape}"
-
-
-def _few(names: Iterable[Any]) -> str:
-    listed = [repr(name)[:40] for name in names]
-    return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")
 
 
 def numbered(labels: Sequence[NDArray[Any]], where: Sequence[str]) -> tuple[list[Any], list[NDArray[np.int64]]]:

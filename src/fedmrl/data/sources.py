@@ -127,6 +127,8 @@ class Dataset:
     """Of a table: which numbers were missing, and are means now."""
     owners: tuple[Owned, ...] | None = None
     """The samples of each client, if each client's data was given apart."""
+    own_test: bool = False
+    """Whether the user gave the test samples apart, so that runs use them as the test set."""
     notices: tuple[str, ...] = ()
     """What the user should know about how the data was read."""
     source: DataSource | None = field(default=None, init=False)
@@ -180,32 +182,32 @@ class Dataset:
 
     def of_training(self, train: NDArray[np.int64], standardise: bool) -> "Dataset":
         """The data with what is missing filled by means over these training samples, and standardised by them if asked."""
-        x, mean, std, columns = self.x, self.mean, self.std, self.columns
-        if self.missing is not None:
-            x, columns = self._filled(train)
-            if self.source is None or self.source.mean is None:
-                mean = np.array(moments(x)[0])
-            if self.source is None or self.source.std is None:
-                std = np.array(moments(x)[1])
-        if standardise and self.vocabulary is None:
+        if self.vocabulary is not None or not (self.columns or standardise):
+            return self
+        x, columns = self._filled(train) if self.columns else (self.x, ())
+        mean, std = self.mean, self.std
+        if standardise:
             mean, std = map(np.array, moments(x[train]))
+        elif self.missing is not None:
+            source, (measured_mean, measured_std) = self.source, moments(x)
+            mean = mean if source and source.mean else np.array(measured_mean)
+            std = std if source and source.std else np.array(measured_std)
         made = replace(self, x=x, mean=mean, std=std, columns=columns)
         object.__setattr__(made, "source", self.source)
         return made
 
     def _filled(self, train: NDArray[np.int64]) -> tuple[NDArray[np.generic], tuple[Column, ...]]:
         """The table with each missing number replaced by the mean of the others in these rows."""
-        assert self.missing is not None
-        x, place, columns = self.x.copy(), 0, []
+        x, place, columns = self.x.copy() if self.missing is not None else self.x, 0, []
         for column in self.columns:
-            gaps = self.missing[:, place]
-            if column.words is None and gaps.any():
-                there = train[~gaps[train]]
-                # A client's table may lack a column's numbers in all rows that its split left for training.
+            if column.words is None:
+                there = train if self.missing is None else train[~self.missing[train, place]]
                 fill = float(x[there, place].mean(dtype=np.float64)) if len(there) else column.fill
-                x[gaps, place] = fill
-                column = column.model_copy(update={"fill": fill})  # noqa: PLW2901
-            columns.append(column)
+                columns.append(column.model_copy(update={"fill": fill}))
+                if self.missing is not None:
+                    x[self.missing[:, place], place] = fill
+            else:
+                columns.append(column)
             place += len(column.words or [""])
         return x, tuple(columns)
 

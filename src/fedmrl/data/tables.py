@@ -121,11 +121,13 @@ def _one_hot(values: NDArray[Any], words: Sequence[str], where: str) -> tuple[ND
     return found, np.zeros_like(found, dtype=np.bool_)
 
 
-def said(spec: Sequence[Column], gaps: NDArray[np.bool_]) -> tuple[str, ...]:
-    """Notices on the columns that were not numbers in every row."""
+def said(spec: Sequence[Column], gaps: NDArray[np.bool_], where: str) -> tuple[str, ...]:
+    """Notices on the columns that were not numbers in every row; raises `UserError` for one that has none at all."""
     place, filled, hot = 0, [], []
     for column in spec:
         if column.words is None and (count := int(gaps[:, place].sum())):
+            if count == len(gaps):
+                raise UserError(f"{where}: column {column.name!r} has no values; leave it out")
             filled.append(f"{column.name} ({count})")
         elif column.words is not None:
             hot.append(f"{column.name} ({len(column.words)})")

@@ -233,7 +233,8 @@ def with_data(recipe: Recipe, data: Dataset, tell: OnNotice = lambda line: None)
             f"{source.title}; give the same, or begin with another recipe"
         )
     if data.owners is None:
-        return recipe.model_copy(update={"data": source})
+        test = {"test": "official"} if data.own_test and recipe.partition.kind != "given" else {}
+        return recipe.model_copy(update={"data": source, "partition": recipe.partition.model_copy(update=test)})
     clients = len(data.owners)
     changes: dict[str, Any] = {"data": source, "clients": clients}
     changes["partition"] = PartitionTable(kind="own", test_share=recipe.partition.test_share)
