@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test test-federation test-ray lint setup clean
+.PHONY: run test test-federation test-package test-ray lint setup clean
 
 run: $(READY)
 	$(BIN)/fedmrl compare quickstart --methods fedmrl,standalone,fedproto
@@ -14,6 +14,10 @@ test: $(READY)
 
 test-federation: $(READY)
 	$(BIN)/python -m pytest -m federation tests/flower -v --durations=0
+
+# Builds the package, installs it in new environments, alone and with each extra, and runs it there.
+test-package: $(READY)
+	$(BIN)/python -m pytest -m package tests/test_package.py -v --durations=0
 
 # Installs Ray, and starts, kills and resumes clusters of two nodes on this machine.
 test-ray: $(READY)

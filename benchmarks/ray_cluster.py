@@ -48,7 +48,7 @@ def measure(name: str, settings: list[str], rounds: int) -> dict[str, object]:
             seconds["ray"].append(timed_round(cluster))
             print(f"round {number + 1}: " + ", ".join(f"{engine} {of[-1]:.2f} s" for engine, of in seconds.items()), flush=True)
         moved = {what: clients.moved[what] / rounds for what in ("contents", "uploads", "states")}
-        digests = [run.clients.digest(0, run.now.server, run.now.last_round) for run in (reference, cluster)]
+        digests = [run.digest() for run in (reference, cluster)]
         usual = {engine: statistics.median(of[1:-1]) for engine, of in seconds.items()}
         return {
             "device": f"{cpu_name()}, {torch.get_num_threads()} threads",

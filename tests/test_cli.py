@@ -148,7 +148,15 @@ def test_compare_gives_one_table_one_figure_and_the_same_split_to_all(fedmrl):
     latex = Path("c/table.tex").read_text()
     assert "\\toprule" in latex and "FedProto & " in latex and latex.count("\\\\\n") == 4
     assert len({Path(f"c/{m}/split.json").read_text() for m in ("fedmrl", "standalone", "fedproto")}) == 1
-    assert not list(Path("c").rglob("*.safetensors")), "a comparison keeps no checkpoints once it is finished"
+    assert all(Path(f"c/{m}/checkpoint/state.json").exists() for m in ("fedmrl", "standalone", "fedproto")), "for predict"
+
+
+def test_a_comparison_that_is_not_to_keep_models_has_none_and_says_so(fedmrl):
+    few = ["--methods", "fedmrl", "--no-keep-models", "--out", "c"]
+    assert fedmrl("compare", "quickstart", *TINY, *few)[0] == 0
+    assert not list(Path("c").rglob("*.safetensors"))
+    code, _, err = fedmrl("export", "c/fedmrl", "--client", "0", "--to", "m.pt2")
+    assert code == 2 and err.startswith("fedmrl: c/fedmrl has no final models: they were not to be kept")
 
 
 def test_compare_reads_the_data_once(fedmrl, monkeypatch):
@@ -827,3 +835,12 @@ def test_a_net_that_does_not_fit_into_memory_is_refused_before_it_is_made(fedmrl
     code, _, err = fedmrl("run", "mine.toml", "--out", "run")
     assert code == 2 and "a client's net with MLP(100000) needs 37.3 GiB of memory for one tensor, and 1.0 GiB are free" in err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_federation_without_flower_says_what_to_install(fedmrl, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("fedmrl.flower")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    code, _, err = fedmrl("demo", "federation", "--out", "d")
+    assert (code, left_behind()) == (2, [])
+    assert err == "fedmrl: federations over a network need Flower; install it with: pip install 'fedmrl[flower]'\n"

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fedmrl.errors import UserError
-from fedmrl.federation.store import write_state
 from fedmrl.files import write_whole
+from fedmrl.states import write_state
 
 
 def test_a_link_stays_and_what_it_points_to_is_written(tmp_path):

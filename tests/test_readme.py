@@ -1,6 +1,7 @@
 """The Python of the README and of the pages in docs, run as it stands there."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ WITH_PYTHON = [page for page, programs in PROGRAMS.items() if programs]
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.name)
 def test_the_python_of_a_page_runs_as_it_stands(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    for table in (ROOT / "examples" / "hospitals").glob("*.csv"):
+        shutil.copy(table, tmp_path)
     names: dict[str, object] = {"__name__": "page"}
     for program in PROGRAMS[page]:
         exec(compile(program, page.name, "exec"), names)
@@ -23,7 +26,7 @@ def test_the_python_of_a_page_runs_as_it_stands(page, tmp_path, monkeypatch, cap
 
 
 def test_the_readme_and_the_pages_it_links_to_have_python():
-    assert {page.name for page in WITH_PYTHON} >= {"README.md", "using.md", "extending.md"}
+    assert {page.name for page in WITH_PYTHON} >= {"README.md", "using.md", "your-data.md"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -34,4 +37,10 @@ def test_every_relative_link_leads_to_a_file(page):
 
 
 def test_the_readme_is_short():
-    assert len(PAGES[0].read_text(encoding="utf-8").splitlines()) <= 110
+    assert len(PAGES[0].read_text(encoding="utf-8").splitlines()) <= 120
+
+
+def test_the_tests_that_the_page_on_data_names_are_there():
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)", (ROOT / "docs" / "your-data.md").read_text(encoding="utf-8"))
+    assert len(named) > 20
+    assert not [name for file, name in named if f"def {name}(" not in (ROOT / file).read_text(encoding="utf-8")]

@@ -11,11 +11,24 @@ from typing import Any
 import torch
 
 from fedmrl.config import Recipe, Settings, load_named, settings_of
+from fedmrl.config.settings import pairs
 from fedmrl.data import Dataset, sources
 from fedmrl.engines import EngineChoice, check_engine
 from fedmrl.errors import UserError
 from fedmrl.federation.folder import refuse_used
-from fedmrl.federation.launch import OnNotice, check_callbacks, check_flags, check_types, run_seeds, with_data
+from fedmrl.federation.launch import (
+    OnNotice,
+    OwnModels,
+    check_callbacks,
+    check_clients,
+    check_flags,
+    check_seeds,
+    given_dataset,
+    run_seeds,
+    with_data,
+    with_keys,
+    with_models,
+)
 from fedmrl.federation.server import OnRound
 from fedmrl.federation.setup import prepare
 from fedmrl.federation.store import check_store
@@ -23,7 +36,6 @@ from fedmrl.federation.tasks import WholeRun, check_tasks, run_elsewhere
 from fedmrl.files import output_path, write_whole
 from fedmrl.guard import described, is_line
 from fedmrl.methods import METHODS, Method
-from fedmrl.models import ModelSpec
 from fedmrl.registry import is_name
 from fedmrl.report.charts import LineChart, accuracy_chart
 from fedmrl.report.figures import accuracy_figure, column_figure
@@ -163,6 +175,16 @@ class Comparison:
         share = recipe.participation if isinstance(recipe.participation, str) else f"{recipe.participation:.0%} a round"
         return f"{recipe.data.title}, {recipe.clients} clients, {share}, {format_seeds(self.seeds)}"
 
+    def _write(self) -> None:
+        """Writes the tables and figures to the folder, if there is one."""
+        if self.folder is None:
+            return
+        write_whole(self.folder / "table.md", self.table())
+        write_whole(self.folder / "comparison.json", self.to_json())
+        write_whole(self.folder / "table.tex", self.latex())
+        for suffix in ("png", "svg", "pdf"):
+            self.figure(self.folder / f"accuracy.{suffix}")
+
     def figure(self, path: str | Path) -> Path:
         """Writes the accuracy over rounds as a figure: .png or .svg, or .pdf for a column of a paper."""
         target = output_path(path, "path")
@@ -182,8 +204,10 @@ def compare(
     *,
     seeds: Sequence[int] | None = None,
     settings: Settings = (),
-    models: Sequence[ModelSpec] | None = None,
-    data: Dataset | None = None,
+    models: OwnModels = None,
+    small: Any = None,
+    data: Any = None,
+    label: str | None = None,
     out: str | Path | None = None,
     title: str | None = None,
     device: str = "auto",
@@ -191,14 +215,17 @@ def compare(
     store: str = "auto",
     resume: bool = False,
     ray: bool = False,
+    keep: bool = True,
     watch: Callable[[str], AbstractContextManager[OnRound]] | None = None,
     on_notice: OnNotice | None = None,
+    **keys: Any,
 ) -> Comparison:
     """Runs several methods with the same split, models and seeds, and writes them to the folder `out` if given.
 
     `recipe` is a recipe (an object, name or file), or several recipes by name, one for each row of the table. `methods` are
     names or objects, or objects by name (default: all methods). With `resume`, finished runs are kept and interrupted ones
-    continue. With `ray`, each method runs on a CPU of a Ray cluster.
+    continue. With `ray`, each method runs on a CPU of a Ray cluster. Unless `keep`, final models are deleted. Data, models and
+    other keywords are as in `run`.
 
     >>> import fedmrl
     >>> short = {"rounds": 1, "models.local": [{"conv1": 2, "conv2": 2, "fc1": 8, "fc2": 8}]}
@@ -207,11 +234,14 @@ def compare(
     (['finished'], ['FedMRL', 'Standalone'])
     """
     check_callbacks(watch=watch, on_notice=on_notice)
-    check_flags(resume=resume, ray=ray)
+    check_flags(resume=resume, ray=ray, keep=keep)
     if title is not None and not is_line(title):
         raise UserError(f"title is {title!r:.80}; it must be a line of text")
-    name, recipes = _recipes(recipe, methods, settings)
-    check_types([next(iter(recipes.values())).seed] if seeds is None else seeds, models, data)
+    changes, models, small = with_keys(settings, keys, models, small)
+    name, recipes = _recipes(recipe, methods, changes)
+    check_seeds([next(iter(recipes.values())).seed] if seeds is None else seeds)
+    own = given_dataset(data, label)
+    check_clients(changes, own)
     seeds = list(seeds) if seeds is not None else [next(iter(recipes.values())).seed]
     folder = None if out is None else output_path(out, "out")
     if resume and folder is None:
@@ -224,11 +254,6 @@ def compare(
         raise UserError(f"{folder} holds no such comparison to resume; start one in a new folder without resume")
     check_engine(engine)
     check_store(store)
-    if data is not None:
-        recipes = {name: with_data(of_method, data) for name, of_method in recipes.items()}
-    data = data or _shared_data(recipes)
-    for of_method, seed in product(recipes.values(), seeds):  # check all runs before starting any
-        prepare(of_method.model_copy(update={"seed": seed}), torch.device("cpu"), models, data)
     notices: set[str] = set()
 
     def tell(line: str) -> None:
@@ -237,23 +262,29 @@ def compare(
             notices.add(line)
             on_notice(line)
 
+    if own is not None:
+        recipes = {name: with_data(of_method, own, tell) for name, of_method in recipes.items()}
+    shared = own or _shared_data(recipes)
+    for of_method, seed in product(recipes.values(), seeds):  # check all runs before starting any
+        whole, specs, spec = with_models(of_method, models, small)
+        prepare(whole.model_copy(update={"seed": seed}), torch.device("cpu"), specs, shared, spec)
     if ray:
         check_tasks(engine, device)
         runs = {name: WholeRun(recipes[name], seeds, own) for name, own in folders.items() if own}
         if not runs:
             raise UserError("ray needs the comparison's folder; name it as out")
-        run_elsewhere(runs, models=models, data=data, keep=False, tell=tell)
+        run_elsewhere(runs, models=models, small=small, data=shared, keep=keep, tell=tell)
     outcomes: dict[str, Sequence[Outcome]] = {}
     for method, of_method in recipes.items():
-        own = folders[method]
-        resumes = (resume or ray) and own is not None and any((path / "config.toml").exists() for path in own)
+        outs = folders[method]
+        resumes = (resume or ray) and outs is not None and any((path / "config.toml").exists() for path in outs)
         watching = watch(method) if watch else nullcontext()
         if not isinstance(watching, AbstractContextManager):
             raise UserError(f"watch returns {described(watching)}; it must return a context with a function for each round")
         with watching as on_round:
             outcomes[method] = run_seeds(
-                of_method, seeds, outs=own, resume=resumes, device=device, engine=engine, store=store, models=models, data=data,
-                keep=False, on_round=comparison.planned(on_round), on_notice=tell,  # drops the large states
+                of_method, seeds, outs=outs, resume=resumes, device=device, engine=engine, store=store, models=models,
+                small=small, data=shared, keep=keep, on_round=comparison.planned(on_round), on_notice=tell,
             )  # fmt: skip
     comparison = Comparison(comparison.title, recipes, seeds, outcomes, folder)
     if folder is not None:
@@ -268,6 +299,8 @@ def _recipes(
 ) -> tuple[str, dict[str, Recipe]]:
     """The comparison's name, and a recipe for each method."""
     if isinstance(recipe, Mapping):
+        if settings:
+            raise UserError(f"recipe is a mapping, whose recipes are complete; leave {min(dict(pairs(settings)))} out")
         if methods is not None or not recipe or not all(isinstance(value, Recipe) for value in recipe.values()):
             raise UserError("recipe is a mapping; its values must be fedmrl.Recipe objects, and methods must be left out")
         return "comparison", dict(recipe)

@@ -212,8 +212,8 @@ def test_submodules_are_there_once_fedmrl_is_imported():
         ({"seeds": []}, "seeds is empty"),
         ({"seeds": "01"}, "give whole numbers from 0"),
         ({"out": 3}, "out is 3; it must name a file or folder"),
-        ({"data": "x"}, "data is a str"),
-        ({"models": 3}, "client 0's is a int"),
+        ({"data": 3}, "data is an int"),
+        ({"models": 3}, r"models\[0\] is an int"),
         ({"methods": {"../x": fedmrl.FD()}}, r"methods names '../x'; use small letters"),
     ],
 )

@@ -228,9 +228,9 @@ def test_clients_of_unlike_representations_and_models_of_ones_own():
     assert [row.model for row in run.clients] == ["mlp", "tanh", "mlp", "tanh"]
 
 
-def test_the_wrong_number_of_models_is_refused():
-    with pytest.raises(UserError, match="1 models were given for 4 clients"):
-        fedmrl.run(tiny_recipe(), models=[fedmrl.OwnModel("x", nn.Identity, "y")])
+def test_more_models_than_clients_are_refused():
+    with pytest.raises(UserError, match="models has 5 models for 4 clients; give at most one for each"):
+        fedmrl.run(tiny_recipe(), models=[fedmrl.OwnModel("x", nn.Identity, "y")] * 5)
 
 
 def test_divergence_is_told_by_client_and_round():

@@ -166,8 +166,14 @@ MISBEHAVING = {
     "a generator": (WithGenerator, "model 'odd': WithGenerator cannot be copied for each client"),
     "an open file": (WithFile, "model 'odd': WithFile cannot be copied for each client"),
     "sparse": (Sparse, r"model 'odd': Sparse does not run .*\(TypeError: it returns a tensor of layout sparse_coo"),
-    "a tuple": (Pair, r"model 'odd': Pair does not run .*\(TypeError: it returns a tuple, not a tensor\)"),
-    "a dict": (Named, r"model 'odd': Named does not run .*\(TypeError: it returns a dict, not a tensor\)"),
+    "a tuple": (
+        Pair,
+        r"Pair does not run .*\(TypeError: it returns a tuple, not a tensor; name the logits as output\)",
+    ),
+    "a dict": (
+        Named,
+        r"Named does not run .*: it returns a dict with 'logits', not a tensor; name the logits as output\)",
+    ),
     "labels": (Labels, "model 'odd': Labels cannot be split at 'last': "),
     "complex": (Complex, "model 'odd': Complex cannot be split at 'last': "),
     "exits when made": (exits, r"model 'odd' cannot be made \(SystemExit: that is all\)"),

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedmrl.cli import listing, network, paper, running, showing
+from fedmrl.cli import home, listing, network, paper, running, showing, starting
 from fedmrl.cli.plain import Commands, PlainGroup
 from fedmrl.cli.terminal import end, say
 from fedmrl.errors import DivergedError, UserError, cause
@@ -32,7 +32,11 @@ app = Commands(cls=_Program, pretty_exceptions_enable=False)
 for _command in (
     running.run,
     running.compare,
+    starting.init,
     showing.report,
+    home.predict,
+    home.export,
+    home.modes,
     paper.reproduce,
     running.bench,
     showing.partition,
@@ -77,6 +81,10 @@ def main() -> None:
         end(str(error), 2)
     except DivergedError as error:
         end(str(error), 3)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("cryptography", "flwr", "grpc"):
+            raise
+        end("federations over a network need Flower; install it with: pip install 'fedmrl[flower]'", 2)
     except MemoryError as error:
         end(f"there is not enough memory ({cause(error)}); choose fewer samples or smaller models", 2)
     except OSError as error:

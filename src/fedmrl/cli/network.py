@@ -130,6 +130,23 @@ def client_start(
     serve(ClientFolder.opened(folder), agent_only)
 
 
+@client.command("export")
+def client_export(
+    folder: Folder,
+    to: Annotated[Path, typer.Option("--to", help="file to write, ending in .onnx, .pt2 or .safetensors")],
+    mode: Annotated[str | None, typer.Option("--mode", help="a mode of the method (default: the run's)")] = None,
+    run: Annotated[str | None, typer.Option("--run", help="the run, if the client has taken part in several")] = None,
+) -> None:
+    """Write the client's trained model to a file."""
+    from fedmrl.flower.client_config import load_organisation
+    from fedmrl.flower.client_folder import ClientFolder
+    from fedmrl.flower.own_model import trained_client
+
+    trained, line = trained_client(load_organisation(ClientFolder.opened(folder).config_file), run)
+    path = trained.export(to, mode)
+    say(f"Model: {path} ({path.stat().st_size:,} bytes; mode {mode or trained.mode}), {line}")
+
+
 @client.command("audit")
 def client_audit(
     folder: Folder,

@@ -2,13 +2,18 @@
 
 import difflib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedmrl.errors import UserError
 from fedmrl.recipes import known_recipes
+
+if TYPE_CHECKING:
+    from fedmrl.config import NamedRecipe
+    from fedmrl.data import Dataset
 
 ENGINE_NAMES = ("reference", "batched", "ray")
 STORES = ("device", "host", "disk")
@@ -53,6 +58,15 @@ Imports = Annotated[
     ),
 ]
 Out = Annotated[Path | None, typer.Option("--out", help="output folder (default: a new one under runs/)")]
+DataFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--data",
+        metavar="FILE",
+        help="your own data: .npz, .csv, .parquet or a folder of images; given several times, one for each client",
+    ),
+]
+Label = Annotated[str | None, typer.Option("--label", metavar="COLUMN", help="the column of the labels in the files of --data")]
 Device = Annotated[str, _choice("--device", "auto, cpu or cuda", "auto", *DEVICES)]
 StoreName = Annotated[str, _choice("--store", "where clients' states are stored: auto, device, host or disk", "auto", *STORES)]
 EngineName = Annotated[
@@ -95,3 +109,26 @@ def check_parent(path: Path | None, option: str) -> None:
     """Raises `UserError` if a file's folder does not exist."""
     if path is not None and (path.is_dir() or not path.parent.is_dir()):
         raise UserError(f"{option}: {path} cannot be written; name a file in an existing folder")
+
+
+def on_files(
+    recipe: str, settings: Sequence[str] | None, imports: Sequence[str] | None, files: Sequence[Path] | None, label: str | None
+) -> "tuple[NamedRecipe, Dataset | None]":
+    """The recipe of a name with changed keys, and the data in the user's files, if there are any."""
+    from fedmrl.cli.terminal import notice
+    from fedmrl.config import load_named
+    from fedmrl.config.settings import pairs
+    from fedmrl.data import sources
+    from fedmrl.federation.launch import check_clients, with_data
+
+    changes = dict(pairs(settings or []))
+    if not files:
+        if label is not None:
+            raise UserError("--label is for the files of --data, and there are none; set data.label in the recipe instead")
+        return load_named(recipe, changes, imports=imports or [], on_notice=notice), None
+    changes |= {"data.name": "files", "data.files": [str(file) for file in files]}
+    changes |= {"data.label": label} if label is not None else {}
+    named = load_named(recipe, changes, imports=imports or [], on_notice=notice)
+    data = sources.load(named.recipe.data)
+    check_clients(changes, data)
+    return replace(named, recipe=with_data(named.recipe, data, notice)), data

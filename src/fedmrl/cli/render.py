@@ -45,6 +45,7 @@ def one_run(recipe: Recipe, result: RunResult, folder: Path, page: Path | None =
     for protocol, says in PROTOCOLS.items():
         prose(f"{protocol}: {mean_percent([result.headline(protocol)])}, mean over {says}.")
     say(f"Files in {folder}: summary.json, clients.csv, rounds.jsonl, config.toml, split.json")
+    say(_models_hint([folder]))
     say(f"Page: {page}   (open it in a browser)" if page else _page_hint(folder))
 
 
@@ -84,6 +85,15 @@ def _page_hint(folder: Path) -> str:
     return f"To see it as a page: fedmrl report {shlex.quote(str(folder))}"
 
 
+def _models_hint(folders: Sequence[Path]) -> str:
+    """What runs' final models take on disk, and how to use one."""
+    size = sum(path.stat().st_size for folder in folders for path in folder.glob("checkpoint/*"))
+    if not size:
+        return "Final models were not kept."
+    where = shlex.quote(str(folders[0]))
+    return f"Final models: {amount(size, 'B')}; to use one: fedmrl export {where} --client 0 --to model.pt2"
+
+
 def several_seeds(recipe: Recipe, runs: Sequence[RunResult], folder: Path) -> None:
     """Prints the accuracy of runs with different seeds, with mean and standard deviation."""
     made = table(f"{recipe.method.title} on {recipe.data.title}: accuracy", "seed", *PROTOCOLS)
@@ -99,6 +109,7 @@ def several_seeds(recipe: Recipe, runs: Sequence[RunResult], folder: Path) -> No
         for sentence in format_privacy(one):
             prose(f"Seed {one.seed}: {sentence}")
     say(f"Each run is in {folder}/seed-*/   {_page_hint(folder)}")
+    say(_models_hint([run.folder for run in runs if run.folder]))
 
 
 def comparison(result: Comparison, folder: Path) -> None:
@@ -121,6 +132,7 @@ def comparison(result: Comparison, folder: Path) -> None:
     if result.results:
         say(f"Page: {folder / 'report.html'}   (open it in a browser)")
         say(f"Figure: {folder / 'accuracy.png'}   Table: {folder / 'table.md'}   Each run: {folder}/*/")
+        say(_models_hint([run.folder for run in result.results if run.folder]))
 
 
 def _of_columns(title: str, places: Iterable[int], rows: Sequence[Sequence[str]]) -> Table:

@@ -13,15 +13,18 @@ import typer
 
 from fedmrl.cli.options import (
     AsJson,
+    DataFiles,
     Device,
     EngineName,
     Imports,
+    Label,
     OnRay,
     Out,
     RecipeName,
     SettingsOption,
     StoreName,
     check_parent,
+    on_files,
     seeds_of,
     split_names,
 )
@@ -31,6 +34,7 @@ from fedmrl.files import user_path, write_whole
 
 if TYPE_CHECKING:
     from fedmrl.config import Recipe
+    from fedmrl.data import Dataset
     from fedmrl.results import Record
 
 
@@ -38,6 +42,8 @@ def run(
     recipe: RecipeName,
     settings: SettingsOption = None,
     imports: Imports = None,
+    files: DataFiles = None,
+    label: Label = None,
     out_dir: Out = None,
     device: Device = "auto",
     engine: EngineName = "auto",
@@ -57,7 +63,6 @@ def run(
 ) -> None:
     """Train one method."""
     from fedmrl.cli import render
-    from fedmrl.config import load_named
     from fedmrl.federation.launch import run_seeds
     from fedmrl.progress import watching
     from fedmrl.report.tensorboard import writing
@@ -69,7 +74,7 @@ def run(
             f"{recipe} holds runs of several seeds; continue them with --resume, or name one of them, such as {begun[0]}"
         )
     source = next(path for path in begun if (path / "config.toml").exists()) if begun else recipe
-    named = load_named(source, settings or [], imports=imports or [], on_notice=notice)
+    named, data = on_files(str(source), settings, imports, files, label)
     default = ",".join(path.name.removeprefix("seed-") for path in begun) if begun else None
     chosen = seeds_of(seeds or default, named.recipe.seed)
     several = len(chosen) > 1 or bool(begun)
@@ -81,13 +86,13 @@ def run(
         raise UserError(f"{folder} has no runs of these seeds to resume; leave out --resume to start them there")
     try:
         if ray:
-            _run_on_cluster(named.recipe, chosen, outs, engine, device)
+            _run_on_cluster(named.recipe, data, chosen, outs, engine, device)
         with (
             watching(err(), named.recipe.method.title, named.recipe.rounds) as progress,
             writing(tensorboard) if tensorboard else nullcontext() as write,
         ):
             done = run_seeds(
-                named.recipe, chosen, outs=outs, resume=resume or ray, device=device, engine=engine, store=store,
+                named.recipe, chosen, outs=outs, resume=resume or ray, device=device, engine=engine, store=store, data=data,
                 on_round=_both(progress, write) if write else progress, on_notice=notice,
             )  # fmt: skip
     except InterruptedRun as stopped:
@@ -112,7 +117,9 @@ def run(
         raise typer.Exit(3)
 
 
-def _run_on_cluster(recipe: "Recipe", seeds: Sequence[int], outs: Sequence[Path], engine: str, device: str) -> None:
+def _run_on_cluster(
+    recipe: "Recipe", data: "Dataset | None", seeds: Sequence[int], outs: Sequence[Path], engine: str, device: str
+) -> None:
     """Runs each seed that has not begun on a CPU of the cluster, into its folder."""
     from fedmrl.federation.tasks import WholeRun, check_tasks, run_elsewhere
 
@@ -123,7 +130,7 @@ def _run_on_cluster(recipe: "Recipe", seeds: Sequence[int], outs: Sequence[Path]
         f"seed {seed}": WholeRun(recipe.model_copy(update={"seed": seed}), [seed], [out])
         for seed, out in zip(seeds, outs, strict=True)
     }
-    run_elsewhere(runs, models=None, data=None, keep=True, tell=notice)
+    run_elsewhere(runs, models=None, small=None, data=data, keep=True, tell=notice)
 
 
 def _new_folder(name: str) -> Path:
@@ -172,6 +179,8 @@ def compare(
     methods: Annotated[str | None, typer.Option(help="methods, separated by commas (default: all)")] = None,
     settings: SettingsOption = None,
     imports: Imports = None,
+    files: DataFiles = None,
+    label: Label = None,
     seeds: Annotated[str | None, typer.Option(help="seeds, separated by commas (default: the recipe's seed)")] = None,
     out_dir: Out = None,
     device: Device = "auto",
@@ -179,17 +188,19 @@ def compare(
     store: StoreName = "auto",
     resume: Annotated[bool, typer.Option("--resume", help="continue the comparison in --out")] = False,
     ray: OnRay = False,
+    keep: Annotated[
+        bool, typer.Option("--keep-models/--no-keep-models", help="keep every client's final model, for predict and export")
+    ] = True,
     as_json: AsJson = False,
 ) -> None:
     """Compare several methods on the same split of the data."""
     from fedmrl.cli import render
     from fedmrl.comparison import compare as compare_methods
-    from fedmrl.config import load_named
     from fedmrl.progress import Overall, watching
 
     of_methods = [setting for setting in settings or [] if setting.startswith("method.")]
     of_all = [setting for setting in settings or [] if setting not in of_methods]
-    named = load_named(recipe, of_all, imports=imports or [], on_notice=notice)
+    named, data = on_files(recipe, of_all, imports, files, label)
     recipes = _recipes(named.recipe, _names(methods), of_methods)
     chosen = seeds_of(seeds, named.recipe.seed)
     if resume and out_dir is None:
@@ -204,8 +215,8 @@ def compare(
 
     try:
         result = compare_methods(
-            recipes, seeds=chosen, out=folder, title=named.name, device=device, engine=engine, store=store, resume=resume,
-            ray=ray, watch=progress_of, on_notice=notice,
+            recipes, seeds=chosen, data=data, out=folder, title=named.name, device=device, engine=engine, store=store,
+            resume=resume, ray=ray, keep=keep, watch=progress_of, on_notice=notice,
         )  # fmt: skip
     except (InterruptedRun, KeyboardInterrupt) as stopped:
         said = str(stopped) or "stopped between two runs"

@@ -53,5 +53,7 @@ def path_keys(plain: Mapping[str, Any]) -> list[str]:
 
 
 def absolute(value: Any, folder: Path, key: str) -> Any:
-    """An absolute path; empty or non-text values are unchanged."""
+    """An absolute path, or a list of them; empty or other values are unchanged."""
+    if isinstance(value, list):
+        return [absolute(one, folder, key) for one in value]
     return str(folder.absolute() / user_path(value, key)) if isinstance(value, str) and value else value

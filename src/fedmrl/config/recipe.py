@@ -19,8 +19,9 @@ from pydantic import (
 from fedmrl.aggregation import MEAN, Aggregation
 from fedmrl.data import DataSource, Digits
 from fedmrl.data.partition import PartitionTable
+from fedmrl.engines import Terms
 from fedmrl.errors import UserError, cause
-from fedmrl.methods import Method, WeightSharing
+from fedmrl.methods import Common, Method, WeightSharing
 from fedmrl.methods.fedmrl import FedMRL
 from fedmrl.models import CNN, CNNS, MLP, MODELS, Model, is_own
 from fedmrl.plugins import NAMED, named_by, origins
@@ -96,11 +97,17 @@ class ModelsTable(Table):
     small: Literal["auto"] | Network = Field(
         "auto",
         description="the model that all clients share; auto: the smallest of the local ones (on 3×32×32 images); with "
-        "custom models CNN-5 (for images of at least 16×16) or an MLP of 64 units, its widths halved until it is no "
-        "larger than the smallest of them",
+        "custom models CNN-5 (for images of at least 16×16), a text model (for tokens) or an MLP of 64 units, its widths "
+        "halved until it is no larger than the smallest of them",
     )
 
     own: list[str] | None = Field(None, description="the names of models that were given from Python, one for each client")
+    own_small: str | None = Field(None, description="the name of a shared model that was given from Python")
+
+    @property
+    def resolved_small(self) -> Any:
+        """`small` as plain data."""
+        return self.model_dump(mode="json")["small"]
 
     @property
     def kinds(self) -> list[Model]:
@@ -210,6 +217,10 @@ class Recipe(Table):
                 f"less than {1 / self.clients:.2g}"
             )
         return self
+
+    def terms(self, common: Common) -> Terms:
+        """What the server and all clients agree on, once the data's shape and the shared model are known."""
+        return Terms(self.method, self.training, common, self.seed, self.rounds, self.aggregation, self.privacy)
 
     @property
     def headline_mode(self) -> str:

@@ -23,7 +23,9 @@ Indices = NDArray[np.int64]
 class PartitionTable(Table):
     """The recipe's `[partition]` table."""
 
-    kind: Literal["class", "dirichlet", "iid", "given"] = Field("class", description="how samples are distributed over clients")
+    kind: Literal["class", "dirichlet", "iid", "given", "own"] = Field(
+        "class", description="how samples are distributed over clients; own: each client's data is given apart"
+    )
     classes_per_client: Annotated[int, Field(ge=1)] = Field(2, description="class: number of classes of each client")
     shares: tuple[Annotated[float, Field(ge=1e-6, le=1e6)], Annotated[float, Field(ge=1e-6, le=1e6)]] = Field(
         (0.4, 0.6), description="class: a class goes to its clients in shares drawn from this range, normalised"
@@ -48,6 +50,8 @@ class PartitionTable(Table):
             raise ValueError("kind is 'given', so file must name a JSON of each client's sample numbers")
         if self.kind == "given" and self.set_aside:
             raise ValueError("kind is 'given', so the file assigns all samples; leave set_aside out")
+        if self.kind == "own" and self.set_aside:
+            raise ValueError("kind is 'own', so each client keeps all its samples; leave set_aside out")
         return self
 
 
@@ -61,6 +65,8 @@ class ClientSplit:
 
 def partition(table: PartitionTable, data: Dataset, clients: int, seed: int) -> list[ClientSplit]:
     """Partitions the samples over all clients."""
+    if table.kind == "own" or data.owners is not None:
+        return _own(table, data, clients, seed)
     if table.kind == "given":
         return _given(table, data, clients, seed)
     pool = data.official_train if table.test == "official" else len(data.y)
@@ -77,6 +83,24 @@ def partition(table: PartitionTable, data: Dataset, clients: int, seed: int) -> 
         splits = [ClientSplit(train, test + pool) for train, test in zip(dealt, tests, strict=True)]
     else:
         splits = [train_test(own, data.y, table.test_share, seed, k) for k, own in enumerate(dealt)]
+    _check_enough(splits)
+    return splits
+
+
+def _own(table: PartitionTable, data: Dataset, clients: int, seed: int) -> list[ClientSplit]:
+    """Each client's data as it was given; a client without test samples gets some of its own."""
+    if data.owners is None:
+        raise UserError(
+            f"partition.kind is 'own', and {data.name} is not given for each client apart; give a list, or choose another kind"
+        )
+    if table.kind != "own":
+        raise UserError(f"the data of each client is given apart, and partition.kind is {table.kind!r}; set it to 'own'")
+    if len(data.owners) != clients:
+        raise UserError(f"clients is {clients}, and the data of {len(data.owners)} is given; set clients = {len(data.owners)}")
+    splits = [
+        train_test(own.train, data.y, table.test_share, seed, k) if own.test is None else ClientSplit(own.train, own.test)
+        for k, own in enumerate(data.owners)
+    ]
     _check_enough(splits)
     return splits
 

@@ -47,6 +47,7 @@ class Samples:
         self.mean = torch.tensor(data.mean, device=device, dtype=dtype).reshape(shape)
         self.std = torch.tensor(data.std, device=device, dtype=dtype).reshape(shape)
         self.device, self.dtype = device, dtype
+        self.tokens = data.vocabulary is not None
 
     def raw(self, positions: Indices) -> tuple[Tensor, Tensor]:
         """Inputs in their own type, and labels."""
@@ -58,7 +59,7 @@ class Samples:
     def take(self, positions: Indices) -> tuple[Tensor, Tensor]:
         """Standardised inputs, and labels."""
         x, y = self.raw(positions)
-        return shown(x, self.mean, self.std), y
+        return x if self.tokens else shown(x, self.mean, self.std), y
 
     def batches(self, plan: Plan, batch_size: int, augment: Augmentation) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Yields epoch, inputs and labels of each step; the last batch of an epoch may be smaller."""

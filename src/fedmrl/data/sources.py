@@ -5,14 +5,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from fedmrl.data.preparation import ClassValue, Column, Preparation, class_values
 from fedmrl.errors import CODE_FAILS, UserError, cause
 from fedmrl.files import user_path
 from fedmrl.guard import guard, is_line, line
@@ -49,6 +50,15 @@ class DataSource(Named, ABC):
     std: list[Annotated[float, Field(gt=0)]] | None = Field(
         None, description="divides each channel or feature (default: measured)"
     )
+    standardise_from: Literal["training"] | None = Field(
+        None, description="training: measure mean and std on all clients' training samples only (default: on all samples)"
+    )
+
+    @model_validator(mode="after")
+    def _one_way_to_standardise(self) -> Self:
+        if self.standardise_from is not None and (self.mean is not None or self.std is not None):
+            raise ValueError("standardise_from is given beside mean or std, which leave nothing to measure; leave it out")
+        return self
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -64,6 +74,28 @@ class DataSource(Named, ABC):
     @abstractmethod
     def read(self) -> Samples:
         """Reads all samples."""
+
+    def dataset(self) -> "Dataset":
+        """What `read` returns as a dataset, checked."""
+        where = f"data.name = {self.name}"
+        try:
+            samples = _checked(self.read(), where)
+        except (UserError, MemoryError):
+            raise
+        except CODE_FAILS as error:
+            raise UserError(f"{where}: read() fails ({cause(error)}); mend it") from error
+        x, classes = samples.x, samples.classes or ()
+        given = None if samples.moments is None else _checked_moments(samples.moments, x.shape[1], where)
+        mean, std = given or moments(x)
+        official_train = len(x) if samples.official_train is None else samples.official_train
+        return Dataset(self.title, x, samples.y, classes, official_train, np.array(mean), np.array(std))
+
+
+class Owned(NamedTuple):
+    """The samples of one client, as positions in the dataset; test is None if they are to be split off."""
+
+    train: NDArray[np.int64]
+    test: NDArray[np.int64] | None
 
 
 SOURCES: Registry[type[DataSource]] = Registry("dataset", "fedmrl.datasets")
@@ -81,6 +113,24 @@ class Dataset:
     mean: NDArray[np.float64]
     std: NDArray[np.float64]
     """For each channel (of vectors: each number), in the units of `x`: what a batch is standardised by when it is taken."""
+    values: tuple[ClassValue, ...] | None = None
+    """The classes as the user gave them; None: their numbers, or the names in `classes`."""
+    columns: tuple[Column, ...] = ()
+    """Of a table: what each column became."""
+    label: str | None = None
+    """Of a table: its label column."""
+    vocabulary: int | None = None
+    """Of tokens, which nets get as whole numbers: one more than the largest; None: the samples are no tokens."""
+    resize: bool = False
+    """Whether images were scaled to this size."""
+    missing: NDArray[np.bool_] | None = None
+    """Of a table: which numbers were missing, and are means now."""
+    owners: tuple[Owned, ...] | None = None
+    """The samples of each client, if each client's data was given apart."""
+    own_test: bool = False
+    """Whether the user gave the test samples apart, so that runs use them as the test set."""
+    notices: tuple[str, ...] = ()
+    """What the user should know about how the data was read."""
     source: DataSource | None = field(default=None, init=False)
     """What it was read from, which `load` says; None: it was made in Python."""
 
@@ -94,6 +144,8 @@ class Dataset:
             raise UserError(f"{self.name}: y goes up to {y.max()}, and there are {len(classes)} classes; name them all")
         _check_official(self.official_train, len(x), self.name)
         _checked_moments((self.mean, self.std), x.shape[1], self.name)
+        if self.vocabulary is not None and (self.x.dtype != np.int64 or self.x.ndim != 2 or self.x.min() < 0):
+            raise UserError(f"{self.name}: tokens must be whole numbers from 0, of type int64 with one row for each sample")
         # The samples keep their type, in which a run's folder has their fingerprint.
         arrays = {"x": np.ascontiguousarray(self.x), "y": y, "mean": np.asarray(self.mean), "std": np.asarray(self.std)}
         for own, value in ({"classes": classes} | arrays).items():
@@ -104,28 +156,73 @@ class Dataset:
         """The shape of one sample."""
         return tuple(self.x.shape[1:])
 
+    @property
+    def preparation(self) -> Preparation:
+        """What turned the user's raw input into these samples, for inputs that come later."""
+        kind = "tokens" if self.vocabulary else "table" if self.columns else "numbers" if len(self.shape) == 1 else "images"
+        stored = self.x.dtype if self.x.dtype == np.uint8 or self.vocabulary else np.dtype(np.float32)
+        return Preparation.from_plain(
+            {
+                "kind": kind,
+                "shape": list(self.shape),
+                "dtype": str(stored),
+                "classes": list(self.values or class_values(self.classes)),
+                "mean": self.mean.tolist(),
+                "std": self.std.tolist(),
+                "columns": list(self.columns),
+                "label": self.label,
+                "vocabulary": self.vocabulary,
+                "resize": self.resize,
+            }
+        )
+
+    def blank(self, samples: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+        """Inputs of zeros, as nets get them: numbers of this type, or tokens."""
+        return torch.zeros(samples, *self.shape, device=device, dtype=dtype if self.vocabulary is None else torch.int64)
+
+    def of_training(self, train: NDArray[np.int64], standardise: bool) -> "Dataset":
+        """The data with what is missing filled by means over these training samples, and standardised by them if asked."""
+        if self.vocabulary is not None or not (self.columns or standardise):
+            return self
+        x, columns = self._filled(train) if self.columns else (self.x, ())
+        mean, std = self.mean, self.std
+        if standardise:
+            mean, std = map(np.array, moments(x[train]))
+        elif self.missing is not None:
+            source, (measured_mean, measured_std) = self.source, moments(x)
+            mean = mean if source and source.mean else np.array(measured_mean)
+            std = std if source and source.std else np.array(measured_std)
+        made = replace(self, x=x, mean=mean, std=std, columns=columns)
+        object.__setattr__(made, "source", self.source)
+        return made
+
+    def _filled(self, train: NDArray[np.int64]) -> tuple[NDArray[np.generic], tuple[Column, ...]]:
+        """The table with each missing number replaced by the mean of the others in these rows."""
+        x, place, columns = self.x.copy() if self.missing is not None else self.x, 0, []
+        for column in self.columns:
+            if column.words is None:
+                there = train if self.missing is None else train[~self.missing[train, place]]
+                fill = float(x[there, place].mean(dtype=np.float64)) if len(there) else column.fill
+                columns.append(column.model_copy(update={"fill": fill}))
+                if self.missing is not None:
+                    x[self.missing[:, place], place] = fill
+            else:
+                columns.append(column)
+            place += len(column.words or [""])
+        return x, tuple(columns)
+
 
 def load(source: DataSource) -> Dataset:
     """Loads the dataset that a recipe's `[data]` table names."""
-    where = f"data.name = {source.name}"
-    try:
-        samples = _checked(source.read(), where)
-    except (UserError, MemoryError):
-        raise
-    except CODE_FAILS as error:
-        raise UserError(f"{where}: read() fails ({cause(error)}); mend it") from error
-    x, y, classes = samples.x, samples.y, samples.classes or ()
-    channels = x.shape[1]
-    for name, given in (("mean", source.mean), ("std", source.std)):
-        if given is not None and len(given) != channels:
-            what = "channels" if x.ndim > 2 else "features"
-            raise UserError(f"data.{name} has {len(given)} values; {source.name} has {channels} {what}, so give {channels}")
-    given_moments = None if samples.moments is None else _checked_moments(samples.moments, channels, where)
-    measured_mean, measured_std = given_moments or moments(x)
-    mean = source.mean if source.mean is not None else measured_mean
-    std = source.std if source.std is not None else measured_std
-    official_train = len(x) if samples.official_train is None else samples.official_train
-    data = Dataset(source.title, x, y, classes, official_train, np.array(mean), np.array(std))
+    data, where = source.dataset(), f"data.name = {source.name}"
+    given = {name: values for name in ("mean", "std") if (values := getattr(source, name)) is not None}
+    for name, values in given.items():
+        if data.vocabulary is not None:
+            raise UserError(f"data.{name} is given, and {where} has tokens, which are not standardised; leave it out")
+        if len(values) != data.x.shape[1]:
+            channels, what = data.x.shape[1], "channels" if data.x.ndim > 2 else "features"
+            raise UserError(f"data.{name} has {len(values)} values; {source.name} has {channels} {what}, so give {channels}")
+    data = replace(data, mean=np.array(source.mean or data.mean), std=np.array(source.std or data.std)) if given else data
     object.__setattr__(data, "source", source)
     return data
 
@@ -245,13 +342,13 @@ class Arrays(DataSource):
         if self.file is None:
             raise UserError("data.name is 'arrays', so data.file must name an .npz file with arrays x and y")
         path = user_path(self.file, "data.file")
-        samples = joined(_plain_arrays(path), str(path))
+        samples = joined(plain_arrays(path), str(path))
         return replace(samples, classes=numbered_classes(samples.y, str(path)))
 
 
 def arrays_in(path: Path) -> Samples:
     """The samples in an .npz file with x and y, and optionally x_test and y_test, whose classes need not all occur."""
-    return joined(_plain_arrays(path), str(path))
+    return joined(plain_arrays(path), str(path))
 
 
 def joined(arrays: Mapping[str, NDArray[Any]], where: str) -> Samples:
@@ -270,7 +367,8 @@ def joined(arrays: Mapping[str, NDArray[Any]], where: str) -> Samples:
     return Samples(x, y, official_train=len(pairs[0][0]))
 
 
-def _plain_arrays(path: Path) -> dict[str, NDArray[Any]]:
+def plain_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays in an .npz file, without those that would need pickle."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             needed = sum(member.file_size for member in archive.zip.infolist())
@@ -339,4 +437,6 @@ def source_of(data: Dataset) -> DataSource:
     digest = hashlib.sha256(repr((data.x.shape, str(data.x.dtype), data.classes, data.official_train)).encode())
     for array in (data.x, data.y, data.mean, data.std):
         digest.update(np.ascontiguousarray(array).data)
+    for positions in (array for own in data.owners or () for array in own if array is not None):
+        digest.update(repr(len(positions)).encode() + np.ascontiguousarray(positions).data)
     return Given(called=data.name, sha256=digest.hexdigest())

@@ -84,6 +84,18 @@ class Terms:
             return upload
         return self.privacy.own_upload(upload, received or {}, self.privacy.draw(self.seed, round_.index, client))
 
+    def fresh_net(self, client: int, model: ModelSpec, held: Sequence[int]) -> ClientNet:
+        """A client's net on the host with its initial weights, drawn from the seed and the client's number.
+
+        `held` are the classes in its training data.
+        """
+        held_C = torch.zeros(self.common.classes, dtype=torch.bool)
+        held_C[list(held)] = True
+        with host_seeded(self.seed, "weights", client):
+            local = model.build(self.common.shape, self.common.classes)
+            net = self.method.build(local, Task(**vars(self.common), held_C=held_C))
+        return net.to(dtype=self.dtype)
+
     def server_start(self, device: torch.device) -> Tensors:
         """The server's state before the first round, drawn from the seed alone, independent of the clients."""
         with host_seeded(self.seed, "shared weights"):
@@ -155,11 +167,12 @@ class Setting:
 
         They are drawn on the host, so they are the same on every device, and for a client that joins late.
         """
-        common, member = self.terms.common, self.members[client]
-        held_C = torch.from_numpy(np.bincount(self.data.y[member.train], minlength=common.classes) > 0)
-        with host_seeded(self.seed, "weights", client):
-            net = self.method.build(member.model.build(common.shape, common.classes), Task(**vars(common), held_C=held_C))
-        return net.to(device=self.device, dtype=self.dtype)
+        return self.terms.fresh_net(client, self.members[client].model, self.held(client)).to(self.device)
+
+    def held(self, client: int) -> list[int]:
+        """The classes in the client's training data."""
+        labels: list[int] = np.unique(self.data.y[self.members[client].train]).tolist()
+        return labels
 
     def subsets(self, client: int) -> dict[str, np.ndarray]:
         """The client's training data as the method divides it, as positions in the dataset."""

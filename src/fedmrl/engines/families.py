@@ -115,8 +115,10 @@ class _Trial:
         self.nets = {spec: self._net(spec) for spec in self.client_of}
         rng = np.random.default_rng(0)
         # Small noise, large noise (for functions that are non-linear only far from zero), padding, and two real samples.
-        scale = np.array([1.0, 30.0, 1.0]).reshape(3, *[1] * len(setting.data.shape))
-        noise = torch.from_numpy(rng.normal(size=(3, *setting.data.shape)) * scale)
+        shape, vocabulary = setting.data.shape, setting.data.vocabulary
+        scale = np.array([1.0, 30.0, 1.0]).reshape(3, *[1] * len(shape))
+        drawn = rng.normal(size=(3, *shape)) * scale if vocabulary is None else rng.integers(0, vocabulary, (3, *shape))
+        noise = torch.from_numpy(drawn)
         real, _ = Samples(setting.data, torch.device("cpu"), torch.float64).take(np.array([0, len(setting.data.y) - 1]))
         self.x = torch.cat([noise, real])
         self.y_B = torch.from_numpy(rng.integers(0, len(setting.data.classes), 5))

@@ -31,7 +31,7 @@ class BatchFeed:
     """The indices of each client's samples in each step, with their augmentation; -1 - i marks sample i as padding."""
 
     def __init__(self, steps: int, clients: int, batch: int, samples: Samples, augment: Augmentation) -> None:
-        self.augment = augment
+        self.augment, self.tokens = augment, samples.tokens
         device = samples.device
         index_SKB = torch.full((steps, clients, batch), -1, dtype=torch.int32, device=device)
         step = torch.zeros(1, dtype=torch.int64, device=device)
@@ -75,10 +75,10 @@ class BatchFeed:
             draws = fed["draws"].index_select(0, row)[0].flatten(0, 1)
             x = augmented(raw, fed["mean"], fed["std"], draws, self.augment)
         else:
-            x = shown(raw, fed["mean"], fed["std"])
+            x = raw if self.tokens else shown(raw, fed["mean"], fed["std"])
         number = step.clone()
         step.add_(1)
-        mask_KB = (index_KB >= 0).to(x.dtype)
+        mask_KB = (index_KB >= 0).to(fed["mean"].dtype)
         return x.view(*index_KB.shape, *x.shape[1:]), y.view(index_KB.shape), mask_KB, number
 
 

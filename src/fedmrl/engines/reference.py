@@ -204,7 +204,7 @@ def threads_each(threads: int, turns: int) -> int:
 def _draws(setting: Setting, client: int) -> bool:
     """Whether training this client's net changes the state of torch's generator."""
     net, models = setting.fresh_net(client), [setting.members[client].model]
-    x = torch.zeros(2, *setting.data.shape, dtype=setting.dtype)  # batch normalisation needs two samples
+    x = setting.data.blank(2, torch.device("cpu"), setting.dtype)  # batch normalisation needs two samples
     y_B = torch.zeros(2, dtype=torch.long)
     for phase in setting.method.phases(setting.training, earlier=1):
         net.learn(phase.lr)

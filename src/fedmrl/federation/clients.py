@@ -1,18 +1,21 @@
 """The interface between server and clients, which may be simulated here or run on other machines."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedmrl.engines import CorrectCounts
 from fedmrl.errors import UserError
+from fedmrl.export import FinalNets
+from fedmrl.export.final_nets import FinalStates
 from fedmrl.messages import Tensors
 from fedmrl.methods import Round
+from fedmrl.states import StateFile
 
 Since = Mapping[int, int]
 """The last round of each client that has taken part, which names its state."""
@@ -20,13 +23,6 @@ Since = Mapping[int, int]
 
 class OtherModelsError(UserError):
     """The states of a checkpoint do not fit the clients' models."""
-
-
-class StateFile(NamedTuple):
-    """A file that holds a state, and its SHA-256 (empty if written by an older version)."""
-
-    path: Path
-    sha256: str
 
 
 @dataclass(frozen=True)
@@ -147,8 +143,12 @@ class Clients(ABC):
     def restore(self, run: int, since: Since, files: Mapping[int, StateFile]) -> None:  # noqa: B027
         """Takes over the states of a checkpoint; raises `UserError` if they do not fit the clients."""
 
-    def digest(self, run: int, server: Tensors, since: Since) -> str | None:
-        """The SHA-256 of the server's and these clients' states; None if they cannot be read."""
+    def states(self, run: int, since: Since) -> Iterator[tuple[int, Tensors]] | None:
+        """Each of these clients with its state after its round; None if clients keep their states for themselves."""
+        return None
+
+    def final_nets(self, run: int, states: FinalStates) -> FinalNets | None:
+        """What builds the clients' nets from their final states; None if they are elsewhere."""
         return None
 
     def facts(self, run: int) -> dict[str, Any]:

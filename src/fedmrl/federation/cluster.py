@@ -7,7 +7,6 @@ clients' turns since the last checkpoint (or the start, if there is none) are re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,12 +14,15 @@ import torch
 
 from fedmrl.engines import Setting
 from fedmrl.engines.reference import draws_in_training, threads_each
-from fedmrl.federation.clients import Clients, NoReply, Reply, Request, Roster, Score, Since, StateFile
+from fedmrl.export import FinalNets
+from fedmrl.export.final_nets import FinalStates
+from fedmrl.federation.clients import Clients, NoReply, Reply, Request, Roster, Score, Since
 from fedmrl.federation.hosts import Host, Hosts, LostHostError, PastTurn, Ref, SentRequest, StateKey
-from fedmrl.federation.simulated import facts_of, restore_states, roster_of
+from fedmrl.federation.simulated import facts_of, final_nets_of, restore_states, roster_of
 from fedmrl.federation.store import DiskStore, largest_state
 from fedmrl.messages import Tensors, sha256, size
 from fedmrl.methods import Round
+from fedmrl.states import StateFile
 
 _FETCHED = 128 * 1024**2  # bytes of states fetched at once
 
@@ -85,7 +87,7 @@ class ClusterClients(Clients):
         """See `Clients`; fetches the states that have changed."""
         saved = self._saved[run]
         changed = [client for client, round_ in since.items() if not saved.has(client, round_)]
-        for client, state in self._states(run, {client: since[client] for client in changed}):
+        for client, state in self.states(run, {client: since[client] for client in changed}):
             saved.keep(client, since[client], state)
         for client in changed:
             saved.drop_others(client, since[client])
@@ -97,9 +99,9 @@ class ClusterClients(Clients):
         """See `Clients`; a state goes to a process when its client is first asked."""
         restore_states(self._settings[run], self._saved[run], since, files)
 
-    def digest(self, run: int, server: Tensors, since: Since) -> str:
+    def final_nets(self, run: int, states: FinalStates) -> FinalNets:
         """See `Clients`."""
-        return sha256(chain([server], (state for _, state in self._states(run, dict(sorted(since.items()))))))
+        return final_nets_of(self._settings[run], states)
 
     def facts(self, run: int) -> dict[str, Any]:
         """See `Clients`."""
@@ -126,8 +128,8 @@ class ClusterClients(Clients):
         pairs = zip(requests, digests, strict=True)
         return [SentRequest(replace(request, content=None), refs.get(digest)) for request, digest in pairs]
 
-    def _states(self, run: int, since: Since) -> Iterator[tuple[int, Tensors]]:
-        """These clients with their states, from files or their processes, some at a time."""
+    def states(self, run: int, since: Since) -> Iterator[tuple[int, Tensors]]:
+        """See `Clients`; they come from files or their processes, some at a time."""
         saved = self._saved[run]
         clients = list(since)
         for some in (clients[first : first + self._at_once] for first in range(0, len(clients), self._at_once)):

@@ -289,14 +289,29 @@ def _line(record: Record) -> str:
 
 
 def inputs(recipe: Recipe) -> dict[str, str]:
-    """The SHA-256 of each file that the recipe names, by its key."""
+    """The SHA-256 of each file and folder that the recipe names, by its key."""
     named: dict[str, Any] = {"participation": recipe.participation}
-    named |= {f"data.{field}": getattr(recipe.data, field) for field in recipe.data.path_fields()}
+    for field in recipe.data.path_fields():
+        value = getattr(recipe.data, field)
+        listed = enumerate(value) if isinstance(value, list) else []
+        named |= {f"data.{field}[{place}]": one for place, one in listed} or {f"data.{field}": value}
     for place, model in enumerate(recipe.models.named):
         named |= {f"models {model.name} {place}.{field}": getattr(model, field) for field in model.path_fields()}
     named |= {f"imports[{place}]": name for place, name in enumerate(recipe.imports) if is_file(name)}
     paths = {key: user_path(name, key) for key, name in named.items() if isinstance(name, str)}
-    return {key: hashlib.sha256(path.read_bytes()).hexdigest() for key, path in paths.items() if path.is_file()}
+    found = {key: sha256_of(path) for key, path in paths.items() if path.is_file()}
+    return found | {
+        key: _sha256_of_folder(path) for key, path in paths.items() if key.startswith("data.files") and path.is_dir()
+    }
+
+
+def _sha256_of_folder(folder: Path) -> str:
+    """The SHA-256 of the files in a folder, with their names."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not path.name.startswith("."):
+            digest.update(f"{path.relative_to(folder)} {sha256_of(path)}\n".encode())
+    return digest.hexdigest()
 
 
 def read_inputs(path: Path) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Starting runs: all checks come before anything is written."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -9,13 +9,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
 
 from fedmrl.config import Recipe, Settings, load_named
-from fedmrl.data import Dataset, sources
+from fedmrl.config.settings import pairs
+from fedmrl.data import Dataset, Files, dataset_of, sources
+from fedmrl.data.partition import PartitionTable
 from fedmrl.data.sources import Given, source_of
 from fedmrl.engines import RAY, EngineChoice, Setting, check_engine, engine_for
 from fedmrl.errors import UserError
+from fedmrl.export import InRunFolder
 from fedmrl.federation import summary as summaries
 from fedmrl.federation.clients import Clients
 from fedmrl.federation.cluster import ClusterClients
@@ -23,15 +25,18 @@ from fedmrl.federation.folder import RunFolder, refuse_used
 from fedmrl.federation.hosts import Hosts
 from fedmrl.federation.server import Federation, OnRound, run_in_step
 from fedmrl.federation.setup import Schedule, prepare, schedule, shared_model_notices
-from fedmrl.federation.simulated import SimulatedClients
+from fedmrl.federation.simulated import SimulatedClients, final_nets_of
 from fedmrl.federation.store import check_store, choose, make_store
-from fedmrl.files import output_path
+from fedmrl.files import output_path, user_path
 from fedmrl.methods import Method
-from fedmrl.models import ModelSpec
+from fedmrl.models import ModelSpec, SharedSpec
+from fedmrl.models.own import own_model, own_models
 from fedmrl.plugins import UNREGISTERED, named_by
 from fedmrl.results import DivergedRun, Outcome, RunResult
 
 OnNotice = Callable[[str], None]
+OwnModels = Any
+"""Modules, functions that make one, or `ModelSpec`s, which clients get in turn; or a recipe's table of models."""
 
 
 def run(
@@ -44,15 +49,21 @@ def run(
     device: str = "auto",
     engine: EngineChoice = "auto",
     store: str = "auto",
-    models: Sequence[ModelSpec] | None = None,
-    data: Dataset | None = None,
+    models: OwnModels = None,
+    small: Any = None,
+    data: Any = None,
+    label: str | None = None,
     on_round: OnRound | None = None,
     on_notice: OnNotice | None = None,
+    **keys: Any,
 ) -> RunResult:
     """Runs a recipe (an object, name, file or run's folder), with another method or other settings if given.
 
-    `out` is the folder to write to. `models` has a custom model for each client, `data` is a custom dataset; rerunning the
-    folder needs both again. `on_notice` is called with notices before the run starts.
+    Other keywords are keys of the recipe, as in `rounds=5` or `training={"lr": 0.05}`. `out` is the folder to write to.
+    `data` is `(x, y)`, a torch Dataset, a DataFrame, a mapping of columns, a file, or a list with one of these for each client;
+    `label` names the column of the labels. `models` has modules or functions that make one, which clients get in turn, and
+    `small` is the one that all share. Rerunning the folder needs them again. `on_notice` is called with notices before the run
+    starts.
 
     >>> import fedmrl
     >>> short = {"rounds": 1, "models.local": [{"conv1": 2, "conv2": 2, "fc1": 8, "fc2": 8}]}
@@ -63,10 +74,13 @@ def run(
     if out is not None:
         output_path(out, "out")
     outs = None if out is None else [out]
-    recipe = load_named(recipe, settings, method, on_notice=on_notice or (lambda line: None)).recipe
+    changes, models, small = with_keys(settings, keys, models, small)
+    data = given_dataset(data, label)
+    check_clients(changes, data)
+    recipe = load_named(recipe, changes, method, on_notice=on_notice or (lambda line: None)).recipe
     done = run_seeds(
-        recipe, [recipe.seed], outs=outs, resume=resume, device=device, engine=engine, store=store, models=models, data=data,
-        on_round=on_round, on_notice=on_notice,
+        recipe, [recipe.seed], outs=outs, resume=resume, device=device, engine=engine, store=store, models=models, small=small,
+        data=data, on_round=on_round, on_notice=on_notice,
     )[0]  # fmt: skip
     if isinstance(done, DivergedRun):
         raise done.error()
@@ -84,13 +98,18 @@ def run_seeds(
     device: str = "auto",
     engine: EngineChoice = "auto",
     store: str = "auto",
-    models: Sequence[ModelSpec] | None = None,
-    data: Dataset | None = None,
+    models: OwnModels = None,
+    small: Any = None,
+    data: Any = None,
+    label: str | None = None,
     keep: bool = True,
     on_round: OnRound | None = None,
     on_notice: OnNotice | None = None,
+    **keys: Any,
 ) -> list[Outcome]:
     """Runs a recipe with several seeds together, each into its folder of `outs`, with the same results as one by one.
+
+    Data, models and other keywords are as in `run`.
 
     A run that diverges is returned as a `DivergedRun`; the others continue. `on_round` is called with the mean over seeds.
     Each seed's records have the times of all seeds together. Unless `keep`, clients' states are deleted at the end.
@@ -98,28 +117,42 @@ def run_seeds(
     begun = time.monotonic()
     check_callbacks(on_round=on_round, on_notice=on_notice)
     check_flags(resume=resume, keep=keep)
-    recipe = load_named(recipe, settings, method).recipe
-    check_types(seeds, models, data)
+    changes, models, small = with_keys(settings, keys, models, small)
+    check_seeds(seeds)
     check_engine(engine)
     check_store(store)
+    data = given_dataset(data, label)
+    check_clients(changes, data)
+    recipe = load_named(recipe, changes, method).recipe
     on_notice = on_notice or (lambda _: None)
     paths = _paths(seeds, outs)
     for path in paths:
         if path is not None and not resume:
             refuse_used(path)
-    if models is not None:
-        table = recipe.models.model_copy(update={"own": [spec.label for spec in models]})
-        recipe = recipe.model_copy(update={"models": table})
     if data is not None:
-        recipe = with_data(recipe, data)
+        recipe = with_data(recipe, data, on_notice)
+    recipe, models, small = with_models(recipe, models, small)
     place = _device_for(engine, device)
     seeded = [recipe.model_copy(update={"seed": int(seed)}) for seed in seeds]
     if data is None and (recipe.models.own is None or models is not None):
         data = sources.load(recipe.data)
-    prepared = [prepare(of_seed, place, models, data) for of_seed in seeded]
+    prepared = [prepare(of_seed, place, models, data, small) for of_seed in seeded]
+    if len({id(setting.data) for setting in prepared}) > 1:  # engines train runs together only on the same numbers
+        said: set[str] = set()
+
+        def once(line: str) -> None:
+            if line not in said:
+                said.add(line)
+                on_notice(line)
+
+        alone = partial(
+            run_seeds, recipe, resume=resume, device=device, engine=engine, store=store, models=models, small=small, data=data,
+            keep=keep, on_round=on_round, on_notice=once,
+        )  # fmt: skip
+        return [alone([seed], outs=outs and [outs[place]])[0] for place, seed in enumerate(seeds)]
     schedules = [schedule(of_seed) for of_seed in seeded]
     recipe.aggregation.check(min(map(len, schedules[0])))
-    for line in _needed_again(recipe):
+    for line in (*prepared[0].data.notices, *_needed_again(recipe)):
         on_notice(line)
     if not isinstance(engine, str):  # one that makes none is refused before anything is written
         engine_for(engine, *prepared)
@@ -146,15 +179,69 @@ def _device_for(engine: EngineChoice, device: str) -> torch.device:
     return torch.device("cpu")
 
 
-def with_data(recipe: Recipe, data: Dataset) -> Recipe:
+def with_keys(settings: Settings, keys: Mapping[str, Any], models: Any, small: Any) -> tuple[dict[str, Any], Any, Any]:
+    """The changes to a recipe from settings and keywords; tables of models, and a shared model by name, are changes, too."""
+    tables = {"models": models} if isinstance(models, Mapping) else {}
+    changes = dict(pairs(settings))
+    for key, value in (*keys.items(), *tables.items()):
+        changes |= {f"{key}.{name}": of_it for name, of_it in value.items()} if isinstance(value, Mapping) else {key: value}
+    if isinstance(small, str | Mapping):
+        changes["models.small"], small = small, None
+    return changes, None if tables else models, small
+
+
+def given_dataset(data: Any, label: str | None) -> Dataset | None:
+    """The user's data as a dataset."""
+    if data is None:
+        if label is not None:
+            raise UserError("label is for data that is given, and there is none; give data, or leave label out")
+        return None
+    listed = data if isinstance(data, list) else [data]
+    if listed and all(isinstance(one, str | Path) for one in listed):  # a recipe can name them, so that it can be run again
+        return sources.load(
+            Files(files=[str(user_path(output_path(one, "data"), "data").absolute()) for one in listed], label=label)
+        )
+    return dataset_of(data, label)
+
+
+def check_clients(changes: Mapping[str, Any], data: Dataset | None) -> None:
+    """Raises `UserError` if another number of clients is asked for than has data."""
+    if data is None or data.owners is None or changes.get("clients", len(data.owners)) == len(data.owners):
+        return
+    raise UserError(f"clients is {changes['clients']!r:.40}, and data has that of {len(data.owners)}; leave clients out")
+
+
+def with_models(recipe: Recipe, models: Any, small: Any) -> tuple[Recipe, Sequence[ModelSpec] | None, SharedSpec | None]:
+    """The recipe with the names of models from Python, the model of each client, and the shared one."""
+    changes: dict[str, Any] = {}
+    if models is not None:
+        models = own_models(models, recipe.clients)
+        changes["own"] = [spec.label for spec in models]
+    if small is not None:
+        small = own_model(small, "small", "small")
+        changes["own_small"] = small.label
+    table = recipe.models.model_copy(update=changes)
+    return recipe.model_copy(update={"models": table}) if changes else recipe, models, small
+
+
+def with_data(recipe: Recipe, data: Dataset, tell: OnNotice = lambda line: None) -> Recipe:
     """The recipe of a run on this dataset. One that was run on data from Python takes no other."""
-    source = source_of(data)
+    source = source_of(data).model_copy(update={"standardise_from": recipe.data.standardise_from})
     if isinstance(recipe.data, Given) and source != recipe.data:
         raise UserError(
             f"data is not what this recipe was run on ({recipe.data.called}, SHA-256 {recipe.data.sha256[:12]}…): it is "
             f"{source.title}; give the same, or begin with another recipe"
         )
-    return recipe.model_copy(update={"data": source})
+    if data.owners is None:
+        test = {"test": "official"} if data.own_test and recipe.partition.kind != "given" else {}
+        return recipe.model_copy(update={"data": source, "partition": recipe.partition.model_copy(update=test)})
+    clients = len(data.owners)
+    changes: dict[str, Any] = {"data": source, "clients": clients}
+    changes["partition"] = PartitionTable(kind="own", test_share=recipe.partition.test_share)
+    if isinstance(recipe.participation, float) and clients > 1 and round(recipe.participation * clients) < 2:
+        tell(f"participation is {recipe.participation:g}, less than two of {clients} clients; all take part in each round")
+        changes["participation"] = 1.0
+    return recipe.model_copy(update=changes)
 
 
 def _needed_again(recipe: Recipe) -> Iterator[str]:
@@ -183,24 +270,14 @@ def check_flags(**flags: Any) -> None:
             raise UserError(f"{name} is {value!r:.80}; it must be True or False")
 
 
-def check_types(seeds: Any, models: Any, data: Any) -> None:
-    """Raises `UserError` for arguments of the wrong type, which would otherwise fail later without explanation."""
+def check_seeds(seeds: Any) -> None:
+    """Raises `UserError` unless these are different whole numbers."""
     several = isinstance(seeds, Sequence) or (isinstance(seeds, np.ndarray) and seeds.ndim == 1)
     whole = several and all(isinstance(seed, int | np.integer) and seed >= 0 and seed is not True for seed in seeds)
     if not whole or len(set(seeds)) < len(seeds):
         raise UserError(f"seeds is {seeds!r:.80}; give whole numbers from 0, each once, as in [0, 1, 2]")
     if not len(seeds):
         raise UserError("seeds is empty; name at least one")
-    if models is not None:
-        listed = models if isinstance(models, Sequence) and not isinstance(models, str) else [models]
-        for client, model in enumerate(listed):
-            if isinstance(model, type | nn.Module) or not isinstance(model, ModelSpec):
-                raise UserError(
-                    f"models: client {client}'s is a {type(model).__name__}; give a list with a fedmrl.OwnModel for each "
-                    "client, as in fedmrl.OwnModel('net', lambda: Net(), last='fc')"
-                )
-    if data is not None and not isinstance(data, Dataset):
-        raise UserError(f"data is a {type(data).__name__}; leave it out, or give a fedmrl.data.Dataset")
 
 
 class _Place(NamedTuple):
@@ -251,7 +328,8 @@ def _run_all(
     done: dict[int, Outcome] = {}
     for number, folder in enumerate(folders):
         if resume and folder is not None and (result := folder.finished(on_notice)):
-            done[number] = result
+            nets = final_nets_of(settings[number], InRunFolder(folder.path, result.rounds)) if keep else None
+            done[number] = result.model_copy(update={"nets": nets})
     if left := [number for number in range(len(seeded)) if number not in done]:
         checkpoints = [folder.checkpoint.folder if (folder := folders[number]) else None for number in left]
         place = clients_of(settings, left, checkpoints)
@@ -269,7 +347,7 @@ def _run_all(
                 runs.append(
                     Federation(
                         seeded[number], settings[number].terms, clients, schedules[number], number=run, now=now, folder=folder,
-                        ran_on=(place.engine, place.device), together=len(left), begun=begun,
+                        ran_on=(place.engine, place.device), together=len(left), begun=begun, keeps=keep,
                     )
                 )  # fmt: skip
             done |= dict(zip(left, run_in_step(clients, runs, on_round), strict=True))

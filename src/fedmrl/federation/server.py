@@ -4,12 +4,16 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
+
+import torch
 
 from fedmrl.config import Recipe
 from fedmrl.engines import Terms
 from fedmrl.engines.base import broken, numbers
 from fedmrl.errors import DivergedError, InterruptedRun, UserCodeError, UserError
+from fedmrl.export import FinalNets, InMemory, InRunFolder
 from fedmrl.federation import summary as summaries
 from fedmrl.federation.checkpoint import SaveStates, Snapshot
 from fedmrl.federation.clients import Clients, NoReply, Reply, Request, Since
@@ -17,8 +21,10 @@ from fedmrl.federation.folder import RunFolder, Spent
 from fedmrl.federation.leaves import leaves
 from fedmrl.federation.setup import Schedule, schedule
 from fedmrl.federation.stopwatch import Stopwatch
+from fedmrl.federation.store import STATES_SHARE
 from fedmrl.federation.summary import Accuracies
-from fedmrl.messages import Size, Tensors, Upload, size
+from fedmrl.memory import free_bytes
+from fedmrl.messages import Size, Tensors, Upload, sha256, size
 from fedmrl.methods import Round
 from fedmrl.methods.base import in_order
 from fedmrl.privacy import Ledger
@@ -58,7 +64,9 @@ class Federation:
         ran_on: tuple[str, str] = ("", ""),
         together: int = 1,
         begun: float | None = None,
+        keeps: bool = True,
     ) -> None:
+        """Unless `keeps`, the clients' final states are not kept with the result."""
         self.recipe, self.terms, self.clients, self.who = recipe, terms, clients, who
         self.number, self.folder = number, folder
         self.method = terms.method
@@ -69,7 +77,7 @@ class Federation:
         self._cpu_begun = time.process_time() - self.now.cpu_seconds
         engine, device = ran_on
         self.engines, self.devices = _each_once(*self.now.engines, engine), _each_once(*self.now.devices, device)
-        self._together = together
+        self._together, self._keeps = together, keeps
         self._leaves = leaves(terms)
         self.ledger = None if terms.privacy is None else Ledger(terms.privacy)
         self._counted: set[int] = set()
@@ -309,12 +317,32 @@ class Federation:
 
     def finish(self, final: Accuracies) -> RunResult:
         """Builds and writes the result; `final` is the evaluation of all clients in every mode."""
-        digest = self.clients.digest(self.number, self.now.server, self.now.last_round)
-        facts = {**self._facts, "states_sha256": digest, "leaves": self._leaves}
+        facts = {**self._facts, "states_sha256": self.digest(), "leaves": self._leaves, "nets": self._final_nets()}
         result = summaries.summarise(self.recipe, self.clients.roster(self.number), self.now, final, facts)
         if self.folder:
             self.folder.write_result(result)
         return result
+
+    def digest(self) -> str | None:
+        """SHA-256 of all states; without clients that never took part, whose states follow from the seed."""
+        states = self.clients.states(self.number, dict(sorted(self.now.last_round.items())))
+        return None if states is None else sha256(chain([self.now.server], (state for _, state in states)))
+
+    def _final_nets(self) -> FinalNets | None:
+        """What builds the clients' final nets: their states are in the run's folder, or in memory if it has none."""
+        if not self._keeps:
+            return None
+        if self.folder:
+            return self.clients.final_nets(self.number, InRunFolder(self.folder.path, self.now.rounds))
+        host, clients = torch.device("cpu"), {}
+        room = STATES_SHARE * free_bytes(host)
+        for client, state in self.clients.states(self.number, self.now.last_round) or ():
+            room -= size(state).bytes
+            if room < 0:
+                return None
+            clients[client] = {name: tensor.to(host) for name, tensor in state.items()}
+        server = {name: tensor.to(host) for name, tensor in self.now.server.items()}
+        return self.clients.final_nets(self.number, InMemory(server, clients))
 
     def interrupted(self) -> InterruptedRun:
         """Saves the records and a checkpoint."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from fedmrl.files import read_json, user_path
 from fedmrl.guard import is_line
 from fedmrl.memory import format_bytes, free_bytes
 from fedmrl.methods import Batch, ClientNet, Common, Header
-from fedmrl.models import CNN, MLP, Model, ModelSpec, SharedSpec, Split, is_own
+from fedmrl.models import CNN, MLP, Model, ModelSpec, OwnModel, SharedSpec, Split, Text, is_own
 from fedmrl.models.shared import shared_beside
 from fedmrl.models.split import WithinMemory, check_split
 from fedmrl.privacy import check_privacy
@@ -30,7 +31,11 @@ Schedule = list[list[int]]
 
 
 def prepare(
-    recipe: Recipe, device: torch.device, models: Sequence[ModelSpec] | None = None, data: Dataset | None = None
+    recipe: Recipe,
+    device: torch.device,
+    models: Sequence[ModelSpec] | None = None,
+    data: Dataset | None = None,
+    small: SharedSpec | None = None,
 ) -> Setting:
     """Loads the data (unless given), partitions it, and checks that the method supports the models."""
     if recipe.models.own is not None and models is None:
@@ -38,11 +43,19 @@ def prepare(
             f"this recipe's models were given from Python ({', '.join(dict.fromkeys(recipe.models.own))}); run it "
             "there, with fedmrl.run(recipe, models=…)"
         )
+    if recipe.models.own_small is not None and small is None:
+        raise UserError(
+            f"this recipe's shared model was given from Python ({recipe.models.own_small}); run it there, with "
+            "fedmrl.run(recipe, small=…)"
+        )
     recipe.to_toml()  # raises `UserError` if it cannot be written
     data = data or sources.load(recipe.data)
     _check_augmentation(recipe, data)
     splits = partition(recipe.partition, data, recipe.clients, recipe.seed)
-    specs = models if models is not None else recipe.models.of_clients(recipe.clients)
+    if data.missing is not None or recipe.data.standardise_from is not None:
+        data = data.of_training(np.concatenate([own.train for own in splits]), recipe.data.standardise_from is not None)
+    chosen = models if models is not None else recipe.models.of_clients(recipe.clients)
+    specs = [_for_data(spec, data) for spec in chosen]
     if len(specs) != recipe.clients:
         raise UserError(f"{len(specs)} models were given for {recipe.clients} clients; give one for each")
     for client, spec in enumerate(specs):
@@ -51,14 +64,34 @@ def prepare(
     _check_memory(recipe, specs, data, device)
     forms = {spec: _form(spec, data, recipe.seed) for spec in dict.fromkeys(specs)}
     named = recipe.models.shared if models is None or recipe.models.small != "auto" else None
-    small = named or _shared_among(forms, data)
-    common = Common(data.shape, len(data.classes), small, _header(forms[specs[0]]))
-    terms = Terms(recipe.method, recipe.training, common, recipe.seed, recipe.rounds, recipe.aggregation, recipe.privacy)
+    shared = small or named or _shared_among(forms, data)
+    common = Common(data.shape, len(data.classes), _for_data(shared, data), Header.of(forms[specs[0]]))
+    terms = recipe.terms(common)
     setting = Setting(terms, data, members, device)
     _check_models(setting, forms, _clients_a_round(recipe))
     if recipe.privacy is not None:
         check_privacy(recipe.privacy, recipe.clients, schedule(recipe)[0], terms.server_start(torch.device("cpu")))
     return setting
+
+
+S = TypeVar("S", bound=ModelSpec)
+
+
+def _for_data(spec: S, data: Dataset) -> S:
+    """The model as it is built for this data; raises `UserError` for one of fedmrl's that does not take such inputs."""
+    if isinstance(spec, OwnModel):
+        return replace(spec, vocabulary=data.vocabulary)
+    if data.vocabulary is not None and isinstance(spec, CNN | MLP) and not is_own(spec):
+        raise UserError(
+            f"{spec.label} takes numbers, and {data.name} has tokens, as its x is whole numbers of 64 bits; choose the model "
+            f"{{name = 'text', vocabulary = {data.vocabulary}}}, or give x as floats"
+        )
+    if isinstance(spec, Text) and (data.vocabulary is None or spec.vocabulary < data.vocabulary):
+        has = "no tokens, which are" if data.vocabulary is None else f"tokens up to {data.vocabulary - 1}, all"
+        raise UserError(
+            f"{spec.label} has a vocabulary of {spec.vocabulary}, and {data.name} has {has} whole numbers of 64 bits"
+        )
+    return spec
 
 
 def _check_spec(client: int, spec: ModelSpec) -> None:
@@ -87,8 +120,8 @@ def prepare_alone(recipe: Recipe, device: torch.device, client: int, member: Mem
     _check_spec(client, member.model)
     _check_memory(recipe, [member.model], data, device)
     form = _form(member.model, data, recipe.seed)
-    common = Common(data.shape, len(data.classes), recipe.models.shared, _header(form))
-    terms = Terms(recipe.method, recipe.training, common, recipe.seed, recipe.rounds, recipe.aggregation, recipe.privacy)
+    common = Common(data.shape, len(data.classes), recipe.models.shared, Header.of(form))
+    terms = recipe.terms(common)
     setting = Setting(terms, data, {client: member}, device)
     _check_models(setting, {member.model: form}, _clients_a_round(recipe))
     return setting
@@ -115,12 +148,12 @@ def _shared_among(forms: Mapping[ModelSpec, Split], data: Dataset) -> SharedSpec
     can_be_shared = [spec for spec in forms if isinstance(spec, Model) and type(spec).with_dim is not Model.with_dim]
     if can_be_shared:
         return min(can_be_shared, key=lambda spec: _size(forms[spec]))
-    return shared_beside(min(map(_size, forms.values())), data.shape, len(data.classes))
+    return shared_beside(min(map(_size, forms.values())), data.shape, len(data.classes), data.vocabulary)
 
 
 def shared_model_notices(recipe: Recipe, setting: Setting) -> list[str]:
     """A line that names the shared model, if it was chosen by the size of the clients' own."""
-    if recipe.models.shared is not None:
+    if recipe.models.shared is not None or recipe.models.own_small is not None:
         return []
     small = dict(setting.fresh_net(next(iter(setting.members))).named_children()).get("small")
     if not isinstance(small, Split):
@@ -149,7 +182,7 @@ def _check_memory(recipe: Recipe, specs: Sequence[ModelSpec], data: Dataset, dev
     sizes = [
         (itemsize * spec.parameters(data.shape, len(data.classes)), spec.label)
         for spec in kinds
-        if isinstance(spec, CNN | MLP) and not is_own(spec)
+        if isinstance(spec, CNN | MLP | Text) and not is_own(spec)
     ]
     largest, label = max(sizes, default=(0, ""))
     for place in dict.fromkeys((torch.device("cpu"), device)):
@@ -167,14 +200,8 @@ def _form(model: ModelSpec, data: Dataset, seed: int) -> Split:
     with host_seeded(seed, "form"), failures_told([model], "models", "is made"):
         made = model.build(data.shape, len(data.classes))
         if is_own(model):
-            check_split(made, data.shape, len(data.classes))
+            check_split(made, data.blank(2, torch.device("cpu"), torch.float32), len(data.classes))
         return made.to("meta")
-
-
-def _header(model: Split) -> Header | None:
-    """The shape of a local model's header, if it is a linear layer."""
-    header = model.header
-    return Header(header.in_features, header.bias is not None) if isinstance(header, nn.Linear) else None
 
 
 def check_member(setting: Setting, client: int, member: Member) -> None:
@@ -235,7 +262,7 @@ def _check_kind(setting: Setting, client: int, net: ClientNet) -> None:
 def _try_out(setting: Setting, client: int, samples: int, when: str = "") -> None:
     """Raises `UserError` if a user's model cannot be trained on a batch of this many samples."""
     label = setting.members[client].model.label
-    x = torch.zeros(samples, *setting.data.shape, device=setting.device, dtype=setting.dtype)
+    x = setting.data.blank(samples, setting.device, setting.dtype)
     y_B = torch.zeros(samples, dtype=torch.long, device=setting.device)
     for phase in setting.method.phases(setting.training, earlier=1):
         trial = setting.fresh_net(client)
@@ -286,6 +313,6 @@ def terms_elsewhere(recipe: Recipe, shape: Sequence[int], classes: Sequence[str]
         raise UserError("models.small is 'auto', and a server that does not see clients' models cannot choose it; name it")
     x, ones = np.zeros((1, *shape), np.float32), np.ones(shape[0])
     form_only = Dataset("the clients' own data", x, np.zeros(1, np.int64), tuple(classes), 1, 0 * ones, ones)
-    header = _header(_form(recipe.models.kinds[0], form_only, recipe.seed))
+    header = Header.of(_form(recipe.models.kinds[0], form_only, recipe.seed))
     common = Common(form_only.shape, len(classes), recipe.models.shared, header)
-    return Terms(recipe.method, recipe.training, common, recipe.seed, recipe.rounds, recipe.aggregation, recipe.privacy)
+    return recipe.terms(common)

@@ -1,14 +1,17 @@
 """Simulated clients: trained on this machine by an engine, with their states in a store."""
 
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedmrl.config import ModelsTable
 from fedmrl.data.partition import split_json
 from fedmrl.engines import EngineChoice, Member, Setting, Trained, Turn, engine_for
 from fedmrl.errors import UserError
+from fedmrl.export import FinalNets
+from fedmrl.export.final_nets import FinalStates
 from fedmrl.federation.clients import (
     Clients,
     Enrolled,
@@ -19,16 +22,16 @@ from fedmrl.federation.clients import (
     Roster,
     Score,
     Since,
-    StateFile,
 )
 from fedmrl.federation.initial_weights import InitialNets
 from fedmrl.federation.setup import check_member
 from fedmrl.federation.store import AnyStore, DeviceStore
-from fedmrl.messages import Tensors, copy, sha256, size
+from fedmrl.messages import Tensors, copy, size
 from fedmrl.methods import Round
 from fedmrl.metrics.flops import FlopCounter
-from fedmrl.models import ModelSpec
+from fedmrl.models import Model, ModelSpec
 from fedmrl.results import split_digest
+from fedmrl.states import StateFile
 
 _LOADED = 128 * 1024**2  # bytes of states fetched at once for an evaluation, unless they are on the device
 
@@ -123,10 +126,14 @@ class SimulatedClients(Clients):
         """See `Clients`."""
         restore_states(self._runs[run].setting, self._runs[run].store, since, files)
 
-    def digest(self, run: int, server: Tensors, since: Since) -> str:
-        """See `Clients`; leaves out clients that never took part, whose states follow from the seed."""
-        load = self._runs[run].store.load
-        return sha256([server, *(load(client, since[client]) for client in sorted(since))])
+    def states(self, run: int, since: Since) -> Iterator[tuple[int, Tensors]]:
+        """See `Clients`."""
+        store = self._runs[run].store
+        return ((client, store.load(client, round_)) for client, round_ in since.items())
+
+    def final_nets(self, run: int, states: FinalStates) -> FinalNets:
+        """See `Clients`."""
+        return final_nets_of(self._runs[run].setting, states)
 
     def facts(self, run: int) -> dict[str, Any]:
         """See `Clients`."""
@@ -198,12 +205,22 @@ def roster_of(setting: Setting) -> Roster:
 def facts_of(setting: Setting, store: str) -> dict[str, Any]:
     """Entries for a run's result: where clients' states were kept, and their data."""
     data, split = setting.data, split_json([*setting.members.values()])
+    small = setting.terms.common.small
     return {
         "store": store,
         "standardised_by": {"mean": data.mean.tolist(), "std": data.std.tolist()},
         "class_names": list(data.classes),
+        "preparation": data.preparation,
+        "small_model": ModelsTable(small=small).resolved_small if isinstance(small, Model) else None,
         "split_sha256": split_digest(split, len(setting.members)),
     }
+
+
+def final_nets_of(setting: Setting, states: FinalStates) -> FinalNets:
+    """What builds the final nets of a setting's clients."""
+    models = {client: member.model for client, member in setting.members.items()}
+    held = {client: setting.held(client) for client in setting.members}
+    return FinalNets(setting.terms, models, held, setting.data.preparation, states)
 
 
 def restore_states(setting: Setting, store: AnyStore, since: Since, files: Mapping[int, StateFile]) -> None:

@@ -1,6 +1,5 @@
 """Stores for clients' private states between rounds: on the device, in the host's memory or on disk."""
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -10,14 +9,15 @@ from typing import ClassVar, Generic, Literal, TypeVar, cast
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load, load_file, save
+from safetensors.torch import load_file
 
 from fedmrl.engines import Setting
 from fedmrl.errors import UserError
-from fedmrl.federation.clients import Since, StateFile
-from fedmrl.files import check_sha256, replacing, sha256_of
+from fedmrl.federation.clients import Since
+from fedmrl.files import check_sha256, sha256_of
 from fedmrl.memory import format_bytes, free_bytes
 from fedmrl.messages import Tensors, size
+from fedmrl.states import StateFile, read_state, write_state
 
 Place = Literal["device", "host", "disk"]
 
@@ -168,21 +168,6 @@ class DiskStore(Store[StateFile]):
     def _drop(self, kept: StateFile) -> None:
         if self._own:  # in a run's folder, `Checkpoint` deletes files, once no checkpoint lists them
             kept.path.unlink(missing_ok=True)
-
-
-def write_state(state: Tensors, path: Path) -> StateFile:
-    """Writes a state as safetensors, atomically."""
-    content = save(state)
-    with replacing(path) as part:
-        part.write_bytes(content)
-    return StateFile(path, hashlib.sha256(content).hexdigest())
-
-
-def read_state(file: StateFile, device: torch.device) -> Tensors:
-    """Reads a state onto the device, after checking its SHA-256."""
-    content = file.path.read_bytes()
-    check_sha256(file.path, hashlib.sha256(content).hexdigest(), file.sha256)
-    return {name: tensor.to(device, copy=True) for name, tensor in load(content).items()}
 
 
 def file_name(client: int, since: int | None) -> str:

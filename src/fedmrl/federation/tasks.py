@@ -16,7 +16,6 @@ from fedmrl.errors import InterruptedRun, UserError, cause
 from fedmrl.federation.hosts import About, Ref, connect, own_errors, ray_library
 from fedmrl.federation.launch import OnNotice, run_seeds
 from fedmrl.files import replacing
-from fedmrl.models import ModelSpec
 
 T = TypeVar("T")
 _LOOK = 1.0  # seconds between two looks at the clock
@@ -80,7 +79,7 @@ class WholeRun(NamedTuple):
 
 
 def run_elsewhere(
-    runs: Mapping[str, WholeRun], *, models: Sequence[ModelSpec] | None, data: Dataset | None, keep: bool, tell: OnNotice
+    runs: Mapping[str, WholeRun], *, models: Any, small: Any, data: Dataset | None, keep: bool, tell: OnNotice
 ) -> None:
     """Runs each on a CPU of the cluster and writes its folders here, as if it had run here.
 
@@ -88,7 +87,7 @@ def run_elsewhere(
     """
     runs = {name: run for name, run in runs.items() if not any((path / "config.toml").exists() for path in run.folders)}
     imports = list(dict.fromkeys(name for run in runs.values() for name in run.recipe.imports))
-    arguments = {name: (run.recipe, run.seeds, models, data, keep) for name, run in runs.items()}
+    arguments = {name: (run.recipe, run.seeds, models, small, data, keep) for name, run in runs.items()}
     try:
         with closing(run_tasks(_folders_of, arguments, imports=imports)) as ends:
             for done in ends:
@@ -111,12 +110,12 @@ def check_tasks(engine: EngineChoice, device: str) -> None:
 
 
 def _folders_of(
-    recipe: Recipe, seeds: Sequence[int], models: Sequence[ModelSpec] | None, data: Dataset | None, keep: bool
+    recipe: Recipe, seeds: Sequence[int], models: Any, small: Any, data: Dataset | None, keep: bool
 ) -> list[dict[str, bytes]]:
     """The files of each seed's folder, `summary.json` last."""
     with TemporaryDirectory(prefix="fedmrl-") as root:
         outs = [Path(root) / str(seed) for seed in seeds]
-        run_seeds(recipe, seeds, outs=outs, device="cpu", models=models, data=data, keep=keep)
+        run_seeds(recipe, seeds, outs=outs, device="cpu", models=models, small=small, data=data, keep=keep)
         return [_files(out) for out in outs]
 
 

@@ -213,8 +213,10 @@ class _Trial:
         setting, data = self.setting, self.setting.data
         _, of_each_class = np.unique(data.y[positions], return_index=True)
         few = positions[np.resize(of_each_class, max(_SAMPLES, len(of_each_class)))]
-        moments = [torch.tensor(m, dtype=setting.dtype).reshape(-1, *[1] * (data.x.ndim - 2)) for m in (data.mean, data.std)]
-        x = shown(torch.from_numpy(np.ascontiguousarray(data.x[few])), *moments)
+        x = torch.from_numpy(np.ascontiguousarray(data.x[few]))
+        if data.vocabulary is None:
+            shape = (-1, *[1] * (data.x.ndim - 2))
+            x = shown(x, *(torch.tensor(moment, dtype=setting.dtype).reshape(shape) for moment in (data.mean, data.std)))
         return x.to(setting.device), torch.from_numpy(data.y[few]).to(setting.device)
 
     def _noted(self, name: str, content: Tensors) -> Tensors:

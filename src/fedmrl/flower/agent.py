@@ -144,7 +144,7 @@ class Agent:
                 raise refuse(f"this client has answered {len(counted)} evaluations of this run, and answers no more")
             reply = run.evaluated(request, arrays)
             if digest not in counted:
-                run.states.count_evaluation(digest)
+                run.states.count_evaluation(digest, to_tensors(arrays))
             known[digest] = reply
         return known[digest].model_copy(update={"id": request.id})
 
@@ -161,13 +161,14 @@ class Agent:
             states = None
         states = states or RunStates.open(folder)
         if states is None:
-            states = RunStates(folder, Index(run=hello.run, client=hello.client, recipe_sha256=digest))
+            states = RunStates(folder, Index(run=hello.run, client=hello.client, recipe_sha256=digest, recipe=hello.recipe))
         if not folder.exists():
             self._check_room()
         if states.index.recipe_sha256 != digest:
             raise refuse(f"run {hello.run} began with another recipe")
         if states.index.client != hello.client:
             raise refuse(f"this client's number in run {hello.run} is {states.index.client}, not {hello.client}")
+        states.index = states.index.model_copy(update={"recipe": hello.recipe})
         return self._run if self._run is not None and self._run.states is states else _Run(self.organisation, hello, states)
 
     def _trained(self, run: "_Run", request: Train, arrays: Arrays, uid: int) -> bytes:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import tomli_w
+import torch
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from torch import nn
 
@@ -150,7 +151,7 @@ class Organisation:
         shape, classes = self.samples.x.shape[1:], len(self.samples.classes)
         try:
             with host_seeded(0, "check"):
-                check_split(self.model.build(shape, classes), shape, classes)
+                check_split(self.model.build(shape, classes), torch.zeros(2, *shape), classes)
         except UserError:
             raise
         except CODE_FAILS as error:

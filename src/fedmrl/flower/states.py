@@ -14,12 +14,12 @@ import torch
 from pydantic import ConfigDict, Field, NonNegativeInt, ValidationError
 
 from fedmrl.errors import UserError
-from fedmrl.federation.clients import StateFile
-from fedmrl.federation.store import file_name, read_state, write_state
+from fedmrl.federation.store import file_name
 from fedmrl.files import check_sha256, replacing, sha256_of_bytes, sha256_of_text, write_whole
 from fedmrl.flower.protocol import EvaluateOk
 from fedmrl.messages import Tensors
 from fedmrl.schema import Part, first_problem
+from fedmrl.states import StateFile, read_state, write_state
 
 INDEX = "index.json"
 
@@ -41,6 +41,8 @@ class Index(Part):
     run: str
     client: NonNegativeInt
     recipe_sha256: str
+    recipe: str = ""
+    """The recipe's text; empty in folders of older versions, until the server greets again."""
     initial: bool = True
     """Whether a training may continue from the initial state, which needs no file."""
     states: dict[int, Held] = Field(default_factory=dict)
@@ -52,6 +54,9 @@ class Index(Part):
     reply_sha256: str = ""
     evaluated: list[str] = Field(default_factory=list)
     """The digests of the evaluations that were answered."""
+    received_file: str = ""
+    received_sha256: str = ""
+    """What the server sent last for an evaluation: its shared part after a round."""
 
     @property
     def held(self) -> list[int | None]:
@@ -96,7 +101,10 @@ class RunStates:
     def load(self, round_: int) -> Tensors:
         """The state after a round; raises `UserError` that names the file if it is missing or damaged."""
         held = self.index.states[round_]
-        file = StateFile(self.folder / held.file, held.sha256)
+        return self._read(held.file, held.sha256)
+
+    def _read(self, name: str, sha256: str) -> Tensors:
+        file = StateFile(self.folder / name, sha256)
         try:
             return read_state(file, torch.device("cpu"))
         except OSError as error:
@@ -136,10 +144,20 @@ class RunStates:
         changes |= {"reply_file": reply_path.name, "reply_sha256": sha256_of_bytes(reply)}
         return self.index.model_copy(update=changes)
 
-    def count_evaluation(self, asked_sha256: str) -> None:
-        """Writes down that an evaluation is answered, so that a restart does not allow it again."""
+    def received(self) -> Tensors | None:
+        """What the server sent last for an evaluation; None if it has sent nothing."""
+        if not self.index.received_file:
+            return None
+        return self._read(self.index.received_file, self.index.received_sha256)
+
+    def count_evaluation(self, asked_sha256: str, received: Tensors) -> None:
+        """Writes down that an evaluation is answered, so that a restart does not allow it again, and what came with it."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.commit(self.index.model_copy(update={"evaluated": [*self.index.evaluated, asked_sha256]}))
+        changes: dict[str, Any] = {"evaluated": [*self.index.evaluated, asked_sha256]}
+        if received:
+            file = write_state(received, self.folder / f"received-{asked_sha256[:16]}.safetensors")
+            changes |= {"received_file": file.path.name, "received_sha256": file.sha256}
+        self.commit(self.index.model_copy(update=changes))
 
     def commit(self, index: Index) -> None:
         """Replaces the index by one that was prepared, then deletes what it does not list."""
@@ -154,7 +172,7 @@ class RunStates:
 
     def discard(self) -> None:
         """Deletes the files that the index does not list."""
-        current = {INDEX, self.index.reply_file, *(held.file for held in self.index.states.values())}
+        current = {INDEX, self.index.reply_file, self.index.received_file, *(held.file for held in self.index.states.values())}
         for path in self.folder.iterdir():
             if path.name not in current:
                 path.unlink(missing_ok=True)

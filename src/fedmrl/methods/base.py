@@ -36,6 +36,12 @@ class Header(NamedTuple):
     dim: int
     bias: bool
 
+    @classmethod
+    def of(cls, model: Split) -> "Header | None":
+        """The shape of a model's header, if it is a linear layer."""
+        header = model.header
+        return cls(header.in_features, header.bias is not None) if isinstance(header, nn.Linear) else None
+
 
 @dataclass(frozen=True)
 class Common:

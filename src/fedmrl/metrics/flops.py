@@ -42,7 +42,7 @@ class FlopCounter:
         key = (self.setting.members[client].model, earlier > 0)
         if key not in self._per_sample:
             net, models = self.setting.fresh_net(client), [self.setting.members[client].model]
-            x = torch.zeros(_COUNTED_ON, *self.setting.terms.common.shape, device=self.setting.device, dtype=self.setting.dtype)
+            x = self.setting.data.blank(_COUNTED_ON, self.setting.device, self.setting.dtype)
             y_B = torch.zeros(_COUNTED_ON, device=self.setting.device, dtype=torch.long)
             costs = []
             for phase in self.setting.method.phases(self.setting.training, earlier):

@@ -38,6 +38,8 @@ class Split(nn.Module):
         self.extractor = extractor
         self.header = header
         self.dim = dim
+        self.before: Before | None = None
+        """What it was split from, if it was one module."""
         self.register_buffer("width", torch.tensor(float(dim)), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -45,16 +47,90 @@ class Split(nn.Module):
         logits: Tensor = self.header(self.extractor(x))
         return logits
 
+    def plain_state(self) -> dict[str, Tensor]:
+        """The state by the names that the module had before it was split; else by the extractor's own, and `header`."""
+        before = self.before or Before("header")
+        state = {before.name(f"extractor.{name}"): tensor for name, tensor in self.extractor.state_dict().items()}
+        own = self.header.state_dict()
+        if before.one_logit:
+            own = {name: tensor[1:] - tensor[:1] for name, tensor in own.items()}
+        header = {before.name(f"header.{name}"): tensor for name, tensor in own.items()}
+        return self.state_dict() if state.keys() & header.keys() else state | header
 
-def split(model: nn.Module, last: str, example: Tensor) -> Split:
-    """Splits a module into extractor and header at its last layer, named as in `named_modules()`.
 
-    Raises `UserError` unless the split model computes the same as the whole one on `example`, a batch of inputs.
+@dataclass(frozen=True)
+class Before:
+    """What a `Split` was before."""
+
+    last: str
+    """Its last layer."""
+    prefix: str = ""
+    """What splitting put before all its names."""
+    bare: bool = False
+    """Whether the last layer was all of it."""
+    one_logit: bool = False
+    """Whether the last layer had one output, where the header has two."""
+
+    def name(self, name: str) -> str:
+        """A tensor's name before."""
+        part, _, rest = name.partition(".")
+        whole = rest if part == "extractor" or self.bare else f"{self.last}.{rest}"
+        return whole.removeprefix(self.prefix)
+
+
+Output = str | int | Callable[[Any], Any]
+"""Where a model's output has the logits: the key of a dict, the place in a tuple, or a function that takes the output."""
+
+
+def split(
+    model: nn.Module, last: str | None, example: Tensor, output: Output | None = None, classes: int | None = None
+) -> Split:
+    """Splits a module into extractor and header at its last layer, named as in `named_modules()`; None: it is looked for.
+
+    `output` says where the logits are if the module returns a dict or a tuple. With two `classes`, a header of one logit is
+    given a second one. Raises `UserError` unless the split model computes the same as the whole one on `example`, a batch of
+    inputs.
 
     >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
-    >>> split(model, "2", torch.zeros(2, 4)).dim
+    >>> split(model, None, torch.zeros(2, 4)).dim
     3
     """
+    _check_arguments(model, example, output, classes)
+    named = type(model).__name__
+    bare = isinstance(model, nn.Linear)
+    if bare:  # its inputs are the representation
+        model = nn.Sequential(nn.Flatten(), model)
+    if output is not None:
+        model = _Logits(model, output)
+    if last is not None:
+        last = _known(model, last, named)
+    if any(is_lazy(parameter) for parameter in model.parameters()):  # the first input initialises them
+        _run(model, example)
+    if last is None:
+        last = _last_layer(model, example, named)
+    try:
+        extractor = copy.deepcopy(model)
+    except CODE_FAILS as error:
+        raise UserError(
+            f"{named} cannot be copied for each client ({cause(error)}); keep locks, open files and generators "
+            "out of the module"
+        ) from error
+    header = extractor.get_submodule(last)
+    if not isinstance(header, nn.Linear):
+        raise UserError(
+            f"{named} cannot be split at {_plain(last)!r}: it is a {type(header).__name__}, and a header must be "
+            "an nn.Linear; name the model's last linear layer"
+        )
+    parent, _, child = last.rpartition(".")
+    setattr(extractor.get_submodule(parent), child, nn.Identity())
+    made = _checked(model, Split(extractor, header, header.in_features), last, example, named)
+    made.before = Before(last, "model." if output is not None else "", bare, classes == 2 and header.out_features == 1)
+    if made.before.one_logit:
+        made.header = _two_logits(header)
+    return made
+
+
+def _check_arguments(model: Any, example: Any, output: Any, classes: Any) -> None:
     if not isinstance(model, nn.Module) or not isinstance(example, Tensor):
         raise UserError(f"split needs an nn.Module and a batch of inputs; it got {_kind(model)} and {_kind(example)}")
     for name, module in model.named_modules():
@@ -64,50 +140,112 @@ def split(model: nn.Module, last: str, example: Tensor) -> Split:
                 f"{type(model).__name__} cannot be split: {where} is compiled by torch.jit, and cannot be copied for each "
                 "client; use the original nn.Module"
             )
-    names = [name for name, _ in model.named_modules() if name]
+    if isinstance(output, bool) or not (output is None or isinstance(output, str | int) or callable(output)):
+        raise UserError(f"output is {output!r:.80}; give the key or place of the logits, or a function that takes them out")
+    if classes is not None and type(classes) is not int:
+        raise UserError(f"classes is {classes!r:.80}; it must be a whole number")
+
+
+class _Logits(nn.Module):
+    """A module whose output has the logits among other things."""
+
+    def __init__(self, model: nn.Module, output: Output) -> None:
+        super().__init__()
+        self.model = model
+        self.output = output
+
+    def forward(self, x: Tensor) -> Any:
+        """The logits."""
+        whole = self.model(x)
+        if callable(self.output):
+            return self.output(whole)
+        try:
+            return whole[self.output]
+        except (KeyError, IndexError, TypeError) as error:
+            has = f"a dict with {', '.join(map(repr, whole))}" if isinstance(whole, dict) else _returned(whole)
+            raise KeyError(f"output is {self.output!r}, and the model returns {has}") from error
+
+
+def _returned(value: object) -> str:
+    return f"a tuple of {len(value)}" if isinstance(value, tuple) else _kind(value)
+
+
+def _plain(last: str) -> str:
+    """A layer's name as its author knows it."""
+    return last.removeprefix("model.") if last.startswith("model.") else last
+
+
+def _known(model: nn.Module, last: str, named: str) -> str:
+    """The full name of the layer that the user calls `last`."""
+    prefix = "model." if isinstance(model, _Logits) else ""
+    names = [name.removeprefix(prefix) for name, _ in model.named_modules() if name.removeprefix(prefix)]
     if not isinstance(last, str) or last not in names:
         near = difflib.get_close_matches(f"{last!s:.80}", names, n=1) or names[-1:]
         hint = f"; did you mean {near[0]!r}?" if near else "; it has no layers at all"
-        raise UserError(f"{type(model).__name__} has no layer {last!r:.80}{hint}")
-    if any(is_lazy(parameter) for parameter in model.parameters()):  # the first input initialises them
-        _run(model, example)
+        raise UserError(f"{named} has no layer {last!r:.80}{hint}")
+    return prefix + last
+
+
+def _last_layer(model: nn.Module, example: Tensor, named: str) -> str:
+    """The name of the linear layer whose output is the model's, found by running it once."""
+    calls: list[tuple[str, Tensor]] = []
+    linear = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+
+    def note(name: str, found: Any) -> None:
+        if isinstance(found, Tensor):
+            calls.append((name, found.detach().clone()))
+
+    handles = [
+        module.register_forward_hook(lambda _module, _inputs, found, name=name: note(name, found)) for name, module in linear
+    ]
     try:
-        extractor = copy.deepcopy(model)
-    except CODE_FAILS as error:
-        raise UserError(
-            f"{type(model).__name__} cannot be copied for each client ({cause(error)}); keep locks, open files and generators "
-            "out of the module"
-        ) from error
-    header = extractor.get_submodule(last)
-    if not isinstance(header, nn.Linear):
-        raise UserError(
-            f"{type(model).__name__} cannot be split at {last!r}: it is a {type(header).__name__}, and a header must be "
-            "an nn.Linear; name the model's last linear layer"
-        )
-    parent, _, child = last.rpartition(".")
-    setattr(extractor.get_submodule(parent), child, nn.Identity())
-    return _checked(model, Split(extractor, header, header.in_features), last, example)
+        whole = _run(model, example)
+    finally:
+        for handle in handles:
+            handle.remove()
+    for name, found in reversed(calls):
+        if found.numel() == whole.numel() and torch.equal(found.flatten(), whole.flatten()):
+            return name
+    if not calls:
+        raise UserError(f"{named} has no linear layer, and the last one is the header; end it in an nn.Linear")
+    raise UserError(
+        f"{named}: no nn.Linear computes its output; after {_plain(calls[-1][0])!r}, its last one, other layers come, such as "
+        "a softmax; return the logits"
+    )
 
 
-def _checked(model: nn.Module, cut: Split, last: str, example: Tensor) -> Split:
+def _two_logits(header: nn.Linear) -> nn.Linear:
+    """A header whose two logits differ by the one of this header, and so mean the same."""
+    both = nn.Linear(header.in_features, 2, bias=header.bias is not None)
+    with torch.no_grad():
+        both.weight.copy_(torch.cat([-header.weight / 2, header.weight / 2]))
+        if header.bias is not None:
+            both.bias.copy_(torch.cat([-header.bias / 2, header.bias / 2]))
+    both.requires_grad_(header.weight.requires_grad)
+    return both
+
+
+def _checked(model: nn.Module, cut: Split, last: str, example: Tensor, named: str) -> Split:
     """Returns the split model after checking that it computes the same as the whole one."""
-    name, training = type(model).__name__, model.training
+    training, where = model.training, _plain(last)
     whole = _run(model, example)
     cut.eval()
     try:
         with torch.no_grad():
-            sentence = f"{name} cannot be split at {last!r}: without that layer it does not run"
+            sentence = f"{named} cannot be split at {where!r}: without that layer it does not run"
             representation = _tried(cut.extractor, example, sentence)
             if representation.shape != (len(example), cut.dim):
                 raise UserError(
-                    f"{name} cannot be split at {last!r}: its input has shape "
+                    f"{named} cannot be split at {where!r}: its input has shape "
                     f"{list(representation.shape[1:])} a sample, expected [{cut.dim}]; name the model's last layer"
                 )
             output = _tried(cut.header, representation, sentence)
+            if output.shape[1:] == (1,) and whole.shape == output.shape[:1]:  # one logit, without its axis
+                whole = whole[:, None]
             comparable = output.shape == whole.shape and output.dtype == whole.dtype
             if not comparable or not torch.allclose(output, whole, rtol=1e-4, atol=1e-5):
                 raise UserError(
-                    f"{name} cannot be split at {last!r}: other layers come after it or run in parallel; "
+                    f"{named} cannot be split at {where!r}: other layers come after it or run in parallel; "
                     "name the layer that computes the model's output"
                 )
     finally:
@@ -119,9 +257,10 @@ def _run(model: nn.Module, example: Tensor) -> Tensor:
     """The model's output in eval mode; restores its training mode."""
     training = model.training
     model.eval()
+    named = type(model.model if isinstance(model, _Logits) else model).__name__
     try:
         with torch.no_grad():
-            return _tried(model, example, f"{type(model).__name__} does not run on an input of shape {list(example.shape)}")
+            return _tried(model, example, f"{named} does not run on an input of shape {list(example.shape)}")
     finally:
         model.train(training)
 
@@ -130,6 +269,9 @@ def _tried(module: nn.Module, example: Tensor, sentence: str) -> Tensor:
     """The module's output; an exception in it becomes a `UserError` that starts with `sentence`."""
     try:
         output = module(example)
+        if isinstance(output, dict | tuple | list):
+            keys = f" with {', '.join(map(repr, output))}" if isinstance(output, dict) else ""
+            raise TypeError(f"it returns {_kind(output)}{keys}, not a tensor; name the logits as output")
         if not isinstance(output, Tensor):
             raise TypeError(f"it returns a {type(output).__name__}, not a tensor")
         if output.layout is not torch.strided:
@@ -165,7 +307,7 @@ class WithinMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 _ALWAYS_FITS = 64 * 1024**2  # bytes
 
 
-def _check_room(made: nn.Module) -> None:
+def check_room(made: nn.Module) -> None:
     """Raises `UserError` for a model that leaves no memory for its gradients and its new state in training."""
     tensors = [tensor for tensor in (*made.parameters(), *made.buffers()) if not is_lazy(tensor)]
     held = sum(tensor.numel() * tensor.itemsize for tensor in tensors)
@@ -180,15 +322,15 @@ def _kind(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-def check_split(made: Any, shape: tuple[int, ...], classes: int) -> None:
-    """Raises `TypeError` or `ValueError` unless this is a `Split` for samples of this shape and these classes."""
+def check_split(made: Any, example: Tensor, classes: int) -> None:
+    """Raises `TypeError` or `ValueError` unless this is a `Split` for samples such as these and these classes."""
     if not isinstance(made, Split):
         raise TypeError(f"build returns {_kind(made)}; it must return a fedmrl.Split")
     if lazy := [name for name, tensor in made.state_dict().items() if is_lazy(tensor)]:
         raise ValueError(f"{lazy[0]} has no shape yet; build it with its sizes, or derive the model from fedmrl.Model")
-    representation_BD, logits_BC = _called(made, shape)
+    representation_BD, logits_BC = _called(made, example)
     for name, found, wanted in (("extractor", representation_BD, made.dim), ("header", logits_BC, classes)):
-        if not isinstance(found, Tensor) or tuple(found.shape) != (_EXAMPLES, wanted):
+        if not isinstance(found, Tensor) or tuple(found.shape) != (len(example), wanted):
             shown = f"shape {list(found.shape[1:])}" if isinstance(found, Tensor) else _kind(found)
             raise ValueError(f"its {name} returns {shown} a sample; expected [{wanted}]")
 
@@ -196,13 +338,13 @@ def check_split(made: Any, shape: tuple[int, ...], classes: int) -> None:
 _EXAMPLES = 2
 
 
-def _called(made: Split, shape: tuple[int, ...]) -> tuple[Any, Any]:
-    """The representation and the logits of an input, in eval mode."""
+def _called(made: Split, example: Tensor) -> tuple[Any, Any]:
+    """The representation and the logits of a batch of inputs, in eval mode."""
     training = made.training
     made.eval()
     try:
         with torch.no_grad():
-            representation_BD = made.extractor(torch.zeros(_EXAMPLES, *shape))
+            representation_BD = made.extractor(example)
             return representation_BD, made.header(representation_BD)
     finally:
         made.train(training)
@@ -235,7 +377,7 @@ def _initialised(made: Any, shape: tuple[int, ...], *_: Any, **__: Any) -> str |
     if not isinstance(made, Split):
         return f"returns {described(made)}; it must return a fedmrl.Split"
     if any(is_lazy(parameter) for parameter in made.parameters()):
-        _called(made, shape)
+        _called(made, torch.zeros(_EXAMPLES, *shape))
     return None
 
 
@@ -286,45 +428,3 @@ class Model(Named, ABC):
             f"the model {self.name!r} has no with_dim, so it cannot get the representation dimension {dim} that the method "
             "needs of a shared model; define it, or name another as models.small"
         )
-
-
-@dataclass(frozen=True)
-class OwnModel:
-    """A custom model: any `nn.Module` that `make` returns, split at its layer `last`.
-
-    >>> spec = OwnModel("mlp", lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 3), nn.ReLU(), nn.Linear(3, 2)), "3")
-    >>> spec.build((3, 2, 2), classes=2).dim
-    3
-    """
-
-    label: str
-    make: Callable[[], nn.Module]
-    last: str
-
-    def __post_init__(self) -> None:
-        if isinstance(self.make, nn.Module) or not callable(self.make):
-            raise UserError(
-                f"OwnModel {self.label!r}: make is {_kind(self.make)}; give a function that returns a new nn.Module, as in "
-                "lambda: Net()"
-            )
-        if not isinstance(self.label, str) or not isinstance(self.last, str):
-            raise UserError(f"OwnModel {self.label!r}: label and last must be strings")
-
-    def build(self, shape: tuple[int, ...], classes: int) -> Split:
-        """Builds a model with weights from torch's current random state."""
-        example = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
-        try:
-            with WithinMemory("it"):
-                made = self.make()
-                if not isinstance(made, nn.Module):
-                    raise UserError(f"make returns {_kind(made)}; it must return an nn.Module")
-                _check_room(made)
-                model = split(made, self.last, example)
-        except UserError as error:
-            raise UserError(f"model {self.label!r}: {error}") from error
-        except CODE_FAILS as error:
-            raise UserError(f"model {self.label!r} cannot be made ({cause(error)})") from error
-        outputs = model.get_submodule("header").out_features
-        if outputs != classes:
-            raise UserError(f"model {self.label!r} gives {outputs} outputs, and the data has {classes} classes")
-        return model

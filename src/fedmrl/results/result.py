@@ -3,15 +3,22 @@
 import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
-from pydantic import ConfigDict, Field, RootModel, model_validator
+from pydantic import ConfigDict, Field, InstanceOf, RootModel, model_validator
 
-from fedmrl.config import Recipe, recipe_of_run, settings_of
+from fedmrl.config import ModelsTable, Recipe, recipe_of_run, settings_of
+from fedmrl.data import Preparation
 from fedmrl.errors import DivergedError, UserError
+from fedmrl.export import FinalNets, InRunFolder, TrainedClient
 from fedmrl.files import check_sha256, output_path, sha256_of_bytes, sha256_of_json, sha256_of_text
+from fedmrl.methods import Common, Header
+from fedmrl.models import ModelSpec, OwnModel, SharedSpec
+from fedmrl.models.own import own_model
+from fedmrl.randomness import host_seeded
 from fedmrl.results.accuracy import Accuracy, ByMode, ByView, LastAndBest, Whose
 from fedmrl.results.costs import Target
 from fedmrl.results.leaves import Leaves
@@ -124,6 +131,10 @@ class _RunFacts(Part):
     store: str | None = None
     standardised_by: dict[str, list[float]] | None = None
     class_names: list[str] | None = None
+    preparation: Preparation | None = None
+    """What turned raw inputs into what the nets got; None in older runs and over a network."""
+    small_model: str | dict[str, Any] | None = None
+    """The model that clients share, as in a recipe; None in older runs and if it was given from Python."""
     wall_seconds: float = 0
     """Time of the whole run without interruptions; 0 in runs of version 0.1."""
     cpu_seconds: float = 0
@@ -216,6 +227,8 @@ class RunResult(_RunFacts):
 
     records: tuple[Record, ...] = Field((), exclude=True, repr=False)
     """The records of all rounds, as in `rounds.jsonl`."""
+    nets: InstanceOf[FinalNets] | None = Field(None, exclude=True, repr=False)
+    """What builds clients' final nets, of a run in this process."""
     split_sha256: str = Field("", exclude=True, repr=False)
     """SHA-256 of the split, equal for runs whose clients have the same samples."""
 
@@ -257,6 +270,27 @@ class RunResult(_RunFacts):
         found = self.accuracy[whose][view][self.mode]
         return found.best if which == "best" else found.last
 
+    def client(self, number: int, model: Any = None, small: Any = None) -> TrainedClient:
+        """A client's trained model, which predicts and can be exported.
+
+        If this result was read from a folder, models that were given from Python are needed again: `model` is the client's,
+        `small` the one that all share.
+
+        >>> import fedmrl, numpy as np
+        >>> short = {"rounds": 1, "models.local": [{"conv1": 2, "conv2": 2, "fc1": 8, "fc2": 8}], "method.d1": 4}
+        >>> result = fedmrl.run("quickstart", settings=short)
+        >>> result.client(3).predict(np.zeros((2, 3, 32, 32), np.uint8)).shape
+        (2,)
+        """
+        row = next((row for row in self.clients if row.client == number and number is not True), None)
+        if row is None:
+            raise UserError(
+                f"there is no client {number!r:.80} in the results; they are numbered from 0 to {len(self.clients) - 1}"
+            )
+        nets = self.nets if self.nets is not None else nets_in_folder(self, number, model, small)
+        accuracies = {mode: row.accuracy_by(self.view, mode) for mode in nets.terms.method.modes}
+        return TrainedClient(nets, number, self.mode, accuracies)
+
     @property
     def best(self) -> LastAndBest:
         """The accuracy that the protocol `paper` counts, with its round."""
@@ -292,6 +326,46 @@ class RunResult(_RunFacts):
     def seconds_of_seed(self) -> float:
         """The run's equal share of the time of all seeds that ran together."""
         return sum(self.seconds.values()) / self.together
+
+
+def nets_in_folder(result: RunResult, client: int, model: Any, small: Any) -> FinalNets:
+    """What builds a client's final net from the run's folder; `model` and `small` are those that were given from Python."""
+    folder, prepared, split = result.folder, result.preparation, result.split
+    if folder is None:
+        raise UserError(
+            "this run's final models were not kept: it has no folder, and they were not asked for or did not fit into memory; "
+            "run it with out="
+        )
+    states = InRunFolder(folder, result.rounds)
+    states.of(client)  # first, as it knows best why there are none
+    if prepared is None or split is None:
+        raise UserError(
+            f"{folder} was written by a version that did not record the samples' form; run it again into another folder"
+        )
+    recipe = result.recipe
+    local: ModelSpec = recipe.models.of_clients(client + 1)[client]
+    if recipe.models.own is not None:
+        local = _again(model, prepared, f"client {client}'s model ({recipe.models.own[client]})", client, "model")
+    if recipe.models.own_small is not None:
+        shared: ModelSpec | None = _again(small, prepared, f"the shared model ({recipe.models.own_small})", client, "small")
+    elif result.small_model is not None:
+        shared = ModelsTable.model_validate({"small": result.small_model}).shared
+    else:
+        raise UserError(f"{folder} does not say which model all clients share; run it again into another folder")
+    shape, classes = tuple(prepared.shape), len(prepared.classes)
+    with host_seeded(result.seed, "form"):
+        header = Header.of(local.build(shape, classes))
+    terms = recipe.terms(Common(shape, classes, cast(SharedSpec, shared), header))
+    held = [*split[[row.client for row in result.clients].index(client)]]
+    return FinalNets(terms, {client: local}, {client: held}, prepared, states)
+
+
+def _again(given: Any, prepared: Preparation, what: str, client: int, argument: str) -> ModelSpec:
+    """A model that is needed again, for the data that the run had."""
+    if given is None:
+        raise UserError(f"{what} was given from Python; give it again there, as in result.client({client}, {argument}=…)")
+    spec = own_model(given, argument, argument)
+    return replace(spec, vocabulary=prepared.vocabulary) if isinstance(spec, OwnModel) else spec
 
 
 Outcome = RunResult | DivergedRun
