@@ -23,6 +23,8 @@ def test_the_python_of_a_page_runs_as_it_stands(page, tmp_path, monkeypatch, cap
         assert capsys.readouterr().out.strip()
     for folder in re.findall(r'out="(.*?)"', "".join(PROGRAMS[page])):
         assert (tmp_path / folder / "summary.json").is_file()
+    for file in re.findall(r'\.(?:export|report)\("(.*?)"', "".join(PROGRAMS[page])):
+        assert (tmp_path / file).stat().st_size
 
 
 def test_the_readme_and_the_pages_it_links_to_have_python():

@@ -40,7 +40,7 @@ from fedmrl.registry import is_name
 from fedmrl.report.charts import LineChart, accuracy_chart
 from fedmrl.report.figures import accuracy_figure, column_figure
 from fedmrl.report.grid import comparison_grid, to_latex
-from fedmrl.report.page import page
+from fedmrl.report.page import write_results
 from fedmrl.report.runs import make_series, names_apart, run_folder
 from fedmrl.report.styles import StyleKey, choose_styles
 from fedmrl.report.tables import (
@@ -110,13 +110,9 @@ class Comparison:
 
     def report(self, path: str | Path) -> Path:
         """Writes the report of these runs as one self-contained HTML file."""
-        target = output_path(path, "path")
-        if target.suffix not in (".html", ".htm") or not target.parent.is_dir():
-            raise UserError(f"path is {str(path)!r}; name an .html file in an existing folder")
         if not self.results:
             raise UserError("every run diverged, so there is nothing to report")
-        write_whole(target, page(make_series(self.results), self.diverged))
-        return target
+        return write_results(self.results, path, self.diverged)
 
     def plain(self) -> dict[str, Any]:
         """Plain data, as in `comparison.json`."""

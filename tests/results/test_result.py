@@ -1,4 +1,4 @@
-"""The recipe of a result: the one that was run, or a sentence."""
+"""What a result has beside its numbers: its recipe, and its page."""
 
 import pytest
 from tiny import tiny_recipe
@@ -49,3 +49,13 @@ def test_a_diverged_run_has_its_recipe_too(tmp_path):
     with pytest.raises(fedmrl.DivergedError):
         fedmrl.run(recipe, out=tmp_path / "run")
     assert read_outcome(tmp_path / "run").recipe == recipe
+
+
+def test_a_result_writes_its_page(tmp_path):
+    result = fedmrl.run(tiny_recipe("fedmrl", rounds=1))
+    page = result.report(tmp_path / "report.html")
+    assert "FedMRL" in page.read_text(encoding="utf-8") and page == tmp_path / "report.html"
+    for bad in (tmp_path / "report.txt", tmp_path / "none" / "report.html"):
+        with pytest.raises(UserError, match=r"name an .html file in an existing folder"):
+            result.report(bad)
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]

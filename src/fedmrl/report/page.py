@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedmrl.errors import UserError
-from fedmrl.files import write_whole
+from fedmrl.files import output_path, write_whole
 from fedmrl.report import tables
 from fedmrl.report.charts import MAX_HEAT_MAP_CLIENTS, accuracy_chart, difference_chart, heat_map
 from fedmrl.report.rendering import CURVE_SENTENCES, MODEL_PHRASES, render
@@ -54,6 +54,15 @@ def write_page(paths: Sequence[Path], out: Path | None = None) -> Path:
     if target.is_dir() or not target.parent.is_dir():
         raise UserError(f"--out: {target} cannot be written; name a file in an existing folder")
     write_whole(target, text)
+    return target
+
+
+def write_results(runs: Sequence[RunResult], path: str | Path, left_out: Sequence[str] = ()) -> Path:
+    """Writes the report of these results to an HTML file, for Python."""
+    target = output_path(path, "path")
+    if target.suffix not in (".html", ".htm") or target.is_dir() or not target.parent.is_dir():
+        raise UserError(f"path is {str(path)!r}; name an .html file in an existing folder")
+    write_whole(target, page(make_series(runs), left_out))
     return target
 
 

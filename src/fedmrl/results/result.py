@@ -291,6 +291,12 @@ class RunResult(_RunFacts):
         accuracies = {mode: row.accuracy_by(self.view, mode) for mode in nets.terms.method.modes}
         return TrainedClient(nets, number, self.mode, accuracies)
 
+    def report(self, path: str | Path) -> Path:
+        """Writes the run's page, one self-contained HTML file."""
+        from fedmrl.report.page import write_results
+
+        return write_results([self], path)
+
     @property
     def best(self) -> LastAndBest:
         """The accuracy that the protocol `paper` counts, with its round."""
