@@ -23,7 +23,7 @@ def test_the_python_of_a_page_runs_as_it_stands(page, tmp_path, monkeypatch, cap
         assert capsys.readouterr().out.strip()
     for folder in re.findall(r'out="(.*?)"', "".join(PROGRAMS[page])):
         assert (tmp_path / folder / "summary.json").is_file()
-    for file in re.findall(r'\.(?:export|report)\("(.*?)"', "".join(PROGRAMS[page])):
+    for file in re.findall(r'(?m)^[^#]*?\.(?:export|report)\("(.*?)"', "".join(PROGRAMS[page])):
         assert (tmp_path / file).stat().st_size
 
 
