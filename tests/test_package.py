@@ -29,12 +29,13 @@ import pandas
 pandas.DataFrame({"age": range(40), "state": ["ill", "well"] * 20}).to_parquet("table.parquet")
 """
 SMALL = [*QUICK, "--set", "models.local=[{hidden=[4]}]", "--set", "method.d1=2", "--set", "partition.classes_per_client=2"]
-PRIVATE = ["--set", "method.weighting=uniform", "--set", "privacy.mode=central", "--set", "privacy.clip=1.0"]
+PRIVATE = [f"--set=privacy.{key}" for key in ("mode=central", "clip=1.0", "noise=1.0", "delta=0.01")]
+PRIVATE += ["--set=method.weighting=uniform"]
 WORKS = {
     "export": [["run", "quickstart", *QUICK, "--out", "r"], ["export", "r", "--client", "0", "--to", "m.onnx"]],
     "flower": [["demo", "federation", "--out", "demo"]],
     "images": [["python", "-c", IMAGES], ["run", "quickstart", *SMALL, "--data", "images"]],
-    "privacy": [["run", "quickstart", *QUICK, *PRIVATE, "--set", "privacy.noise=1.0"]],
+    "privacy": [["run", "quickstart", *QUICK, *PRIVATE]],
     "ray": [["run", "quickstart", *QUICK, "--engine", "ray"]],
     "tables": [["python", "-c", TABLE], ["run", "quickstart", *SMALL, "--data", "table.parquet", "--label", "state"]],
     "tensorboard": [["run", "quickstart", *QUICK, "--tensorboard", "board"]],
