@@ -28,8 +28,8 @@ def test_the_model_is_that_of_a_simulation(tmp_path, monkeypatch, method):
         assert line.endswith(says)
 
 
-def test_in_mid_run_an_older_shared_part_is_not_joined_to_a_newer_state(tmp_path, monkeypatch):
-    recipe = small_quickstart(rounds=4, models__small={"conv1": 2, "conv2": 2, "fc1": 6, "fc2": 6})
+def test_in_mid_run_an_older_shared_part_is_not_joined_to_a_newer_state(tmp_path):
+    recipe = small_quickstart(rounds=2, models__small={"conv1": 2, "conv2": 2, "fc1": 6, "fc2": 6})
     with federation(tmp_path, recipe) as (setting, (peer, *_)):
         path, sent = tmp_path / "0" / "client.toml", setting.server_start()
         organisation = load_organisation(path)
@@ -53,18 +53,26 @@ def test_in_mid_run_an_older_shared_part_is_not_joined_to_a_newer_state(tmp_path
         assert line == ("with the shared part as this client trained it last; the server has sent none for an evaluation since")
         assert torch.equal(found, own_bias(1)) and not torch.equal(found, sent["small.header.bias"])
 
+
+def test_a_model_is_read_while_the_agent_trains_on_and_deletes_its_files(tmp_path, monkeypatch):
+    recipe = small_quickstart(rounds=3, models__small={"conv1": 2, "conv2": 2, "fc1": 6, "fc2": 6})
+    with federation(tmp_path, recipe) as (setting, (peer, *_)):
+        organisation, sent = load_organisation(tmp_path / "0" / "client.toml"), setting.server_start()
+        peer.hello()
+        peer.train(0, None, sent)
         read, asked = RunStates.load, []
 
         def load(states, round_):
             asked.append(round_)
-            if asked == [1]:  # while the model is read, the agent trains on, and deletes this state
+            if asked == [0]:
+                peer.train(1, 0, sent)
                 peer.train(2, 1, sent)
-                peer.train(3, 2, sent)
             return read(states, round_)
 
         monkeypatch.setattr(RunStates, "load", load)
-        found, _ = small_bias()
-        assert asked[0] == 1 and torch.equal(found, own_bias(3))
+        found = trained_client(organisation)[0].module("single-small").net.small.header.bias
+        newest = read(RunStates.open(tmp_path / "0" / "state" / "runs" / "r"), 2)
+        assert asked[0] == 0 and torch.equal(found, newest["small.header.bias"])
 
 
 def test_the_modes_of_a_federations_client_are_measured_without_an_accuracy(tmp_path):
