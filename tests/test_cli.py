@@ -844,3 +844,12 @@ def test_a_federation_without_flower_says_what_to_install(fedmrl, monkeypatch):
     code, _, err = fedmrl("demo", "federation", "--out", "d")
     assert (code, left_behind()) == (2, [])
     assert err == "fedmrl: federations over a network need Flower; install it with: pip install 'fedmrl[flower]'\n"
+
+
+def test_a_module_that_is_missing_elsewhere_is_not_taken_for_flower(fedmrl, monkeypatch):
+    def load(*_, **__):
+        raise ModuleNotFoundError("No module named 'grpc'", name="grpc")
+
+    monkeypatch.setattr("fedmrl.config.load_named", load)
+    with pytest.raises(ModuleNotFoundError, match="grpc"):
+        fedmrl("run", "quickstart")

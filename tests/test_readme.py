@@ -2,7 +2,10 @@
 
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +28,26 @@ def test_the_python_of_a_page_runs_as_it_stands(page, tmp_path, monkeypatch, cap
         assert (tmp_path / folder / "summary.json").is_file()
     for file in re.findall(r'(?m)^[^#]*?\.(?:export|report)\("(.*?)"', "".join(PROGRAMS[page])):
         assert (tmp_path / file).stat().st_size
+
+
+ELSEWHERE = re.findall(
+    r"```python elsewhere\n(.*?)```", (ROOT / "docs" / "your-model.md").read_text(encoding="utf-8"), re.DOTALL
+)
+
+
+def test_the_programs_for_another_machine_run_where_fedmrl_cannot_be_imported(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for table in (ROOT / "examples" / "hospitals").glob("*.csv"):
+        shutil.copy(table, tmp_path)
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(compile(PROGRAMS[ROOT / "docs" / "your-model.md"][0], "your-model.md", "exec"), names)
+    names["south"].export("south.onnx")
+    names["south"].export("small.pt2", mode="single-small")
+    assert len(ELSEWHERE) == 3
+    for program in ELSEWHERE:
+        without = f"import sys\nsys.modules['fedmrl'] = None\n{program}"
+        done = subprocess.run([sys.executable, "-c", without], capture_output=True, text=True, check=False)
+        assert done.returncode == 0 and done.stdout.strip(), done.stderr
 
 
 def test_the_readme_and_the_pages_it_links_to_have_python():

@@ -171,16 +171,6 @@ class Comparison:
         share = recipe.participation if isinstance(recipe.participation, str) else f"{recipe.participation:.0%} a round"
         return f"{recipe.data.title}, {recipe.clients} clients, {share}, {format_seeds(self.seeds)}"
 
-    def _write(self) -> None:
-        """Writes the tables and figures to the folder, if there is one."""
-        if self.folder is None:
-            return
-        write_whole(self.folder / "table.md", self.table())
-        write_whole(self.folder / "comparison.json", self.to_json())
-        write_whole(self.folder / "table.tex", self.latex())
-        for suffix in ("png", "svg", "pdf"):
-            self.figure(self.folder / f"accuracy.{suffix}")
-
     def figure(self, path: str | Path) -> Path:
         """Writes the accuracy over rounds as a figure: .png or .svg, or .pdf for a column of a paper."""
         target = output_path(path, "path")

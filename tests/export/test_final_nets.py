@@ -134,6 +134,30 @@ def test_a_mode_or_input_that_does_not_fit_is_told(finished):
         client.predict(np.zeros((2, 1, 8, 8), np.uint8))
 
 
+class Picky(nn.Module):
+    """A model that fails on large numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(5, 2)
+
+    def forward(self, x):
+        if x.max() > 1000:
+            raise IndexError("index out of range")
+        return self.fc(x)
+
+
+def test_a_failure_of_a_users_own_model_is_a_sentence():
+    x = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
+    settings = {"clients": 2, "rounds": 1, "partition.classes_per_client": 2}
+    result = fedmrl.run("quickstart", data=(x, x[:, 0] > 0), models=Picky, method="standalone", settings=settings)
+    client = result.client(0)
+    with pytest.raises(
+        UserError, match=r"client 0's model 'Picky' fails on the input \(IndexError: index out of range\); give"
+    ):
+        client.scores(1e6 + x)
+
+
 def test_no_sample_gives_no_prediction(finished):
     client = RunResult.read(finished).client(0)
     assert client.predict(np.zeros((0, 1, 16, 16), np.uint8)).shape == (0,) and client.scores(DATA["x"][:0]).shape == (0, 4)

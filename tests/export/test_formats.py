@@ -123,12 +123,43 @@ def test_parts_of_a_fused_mode_keep_their_names(tmp_path, own_run):
     assert {name.partition(".")[0] for name in names} == {"local", "small", "projector"}
 
 
+USED = {
+    "mix-large": {"local.extractor", "local.header", "projector"},
+    "mix-small": {"local.extractor", "projector"},
+    "single-small": set(),
+    "single-large": {"local.extractor", "local.header"},
+}
+"""What each mode of FedMRL uses of the client's own."""
+
+
 @pytest.mark.parametrize("suffix", [".onnx", ".pt2", ".safetensors"])
-def test_a_file_of_the_small_model_has_nothing_of_the_private_one(tmp_path, own_run, suffix):
-    own = own_run.client(0)
-    content = own.export(tmp_path / f"small{suffix}", "single-small").read_bytes()
-    private = own.module("mix-large").net.local.header.weight.numpy().tobytes()
-    assert private not in content and private in own.export(tmp_path / f"mix{suffix}").read_bytes()
+@pytest.mark.parametrize("mode", USED)
+def test_a_file_has_no_private_tensor_that_its_mode_does_not_use(tmp_path, own_run, mode, suffix):
+    own, net = own_run.client(0), own_run.nets.net(0)
+    content = own.export(tmp_path / f"model{suffix}", mode).read_bytes()
+    private = {
+        name: tensor.float().numpy().tobytes()
+        for name, tensor in net.state_dict().items()
+        if name.startswith(("local.", "projector.")) and tensor.numel() >= 4
+    }
+    assert {
+        "local.extractor.1.weight",
+        "local.extractor.2.running_var",
+        "local.header.bias",
+        "projector.bias",
+    } <= private.keys()
+    found = {name for name, tensor in private.items() if tensor in content}
+    allowed = {name for name in private if name.startswith(tuple(USED[mode]))}
+    assert found <= allowed
+    assert {name for name in allowed if name.endswith("header.weight") or name == "projector.weight"} <= found
+
+
+@pytest.mark.parametrize("mode", USED)
+def test_the_client_and_its_model_are_named_only_where_the_model_is_inside(tmp_path, own_run, mode):
+    with safe_open(own_run.client(1).export(tmp_path / "model.safetensors", mode), "pt") as file:
+        about = file.metadata()
+    assert json.loads(about["mode"]) == mode
+    assert {"client", "model"} & about.keys() == (set() if mode == "single-small" else {"client", "model"})
 
 
 def test_a_pt2_file_has_no_pickle_and_no_source_code(tmp_path, own_run):

@@ -51,6 +51,13 @@ def test_a_diverged_run_has_its_recipe_too(tmp_path):
     assert read_outcome(tmp_path / "run").recipe == recipe
 
 
+def test_the_summary_has_the_standardisation_once(tmp_path):
+    result = fedmrl.run(tiny_recipe("standalone", rounds=1), out=tmp_path / "run")
+    text = (tmp_path / "run" / "summary.json").read_text(encoding="utf-8")
+    assert text.count('"mean"') == text.count('"std"') == 1
+    assert RunResult.read(tmp_path / "run").preparation == result.preparation
+
+
 def test_a_result_writes_its_page(tmp_path):
     result = fedmrl.run(tiny_recipe("fedmrl", rounds=1))
     page = result.report(tmp_path / "report.html")

@@ -81,10 +81,6 @@ def main() -> None:
         end(str(error), 2)
     except DivergedError as error:
         end(str(error), 3)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("cryptography", "flwr", "grpc"):
-            raise
-        end("federations over a network need Flower; install it with: pip install 'fedmrl[flower]'", 2)
     except MemoryError as error:
         end(f"there is not enough memory ({cause(error)}); choose fewer samples or smaller models", 2)
     except OSError as error:

@@ -68,8 +68,9 @@ def modes(run: Run, client: Client = 0, imports: Imports = None, as_json: AsJson
         return
     made = table(f"{run}, client {client}", "mode", "accuracy", "parameters", "size", "compute", "time")
     for row in rows:
+        accuracy = "–" if row.accuracy is None else f"{row.accuracy:.1%}"
         made.add_row(
-            row.mode, f"{row.accuracy:.1%}", f"{row.parameters:,}", amount(row.bytes, "B"), amount(row.flops, "FLOP"),
+            row.mode, accuracy, f"{row.parameters:,}", amount(row.bytes, "B"), amount(row.flops, "FLOP"),
             f"{row.milliseconds:.3g} ms",
         )  # fmt: skip
     show(made)

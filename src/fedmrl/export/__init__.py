@@ -2,7 +2,8 @@
 
 from fedmrl.export.client import TrainedClient
 from fedmrl.export.final_nets import FinalNets, InMemory, InRunFolder
+from fedmrl.export.from_folder import nets_in_folder
 from fedmrl.export.modes import MeasuredMode
 from fedmrl.export.predictor import Predictor
 
-__all__ = ["FinalNets", "InMemory", "InRunFolder", "MeasuredMode", "Predictor", "TrainedClient"]
+__all__ = ["FinalNets", "InMemory", "InRunFolder", "MeasuredMode", "Predictor", "TrainedClient", "nets_in_folder"]

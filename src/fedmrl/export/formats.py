@@ -80,7 +80,8 @@ def _pt2(predictor: Predictor, _: ClientNet, metadata: Metadata) -> bytes:
 
 def _safetensors(predictor: Predictor, net: ClientNet, metadata: Metadata) -> bytes:
     """The weights by their plain names; each entry of the metadata is JSON."""
-    state = plain_names(net, predictor.parts)
+    # One part is written whole, so that it loads into the user's own module; of several, only what the mode uses.
+    state = plain_names(net if len(predictor.parts) == 1 else predictor.net, predictor.parts)
     return save(state, {name: json.dumps(value) for name, value in metadata.items()})
 
 

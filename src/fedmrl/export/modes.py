@@ -17,8 +17,8 @@ class MeasuredMode(Part):
     """A way to predict: its accuracy, and the cost of one prediction."""
 
     mode: str
-    accuracy: float
-    """On the client's test samples."""
+    accuracy: float | None
+    """On the client's test samples; None if it was not measured."""
     parameters: int
     """The numbers that a prediction reads: weights, and what the net keeps of messages."""
     bytes: int
@@ -29,7 +29,7 @@ class MeasuredMode(Part):
     """The median time of one sample on this machine's CPU."""
 
 
-def measured(predictor: Predictor, accuracy: float) -> MeasuredMode:
+def measured(predictor: Predictor, accuracy: float | None) -> MeasuredMode:
     """Measures a mode."""
     tensors = used_tensors(predictor).values()
     x = predictor.random_samples(1)

@@ -73,7 +73,7 @@ class Predictor(nn.Module):
 
 
 def plain_names(net: ClientNet, parts: list[str]) -> dict[str, Tensor]:
-    """The whole state of these parts under the names that a model had before it was split; those of a single part without it.
+    """The state of these parts under the names that a model had before it was split; those of a single part without it.
 
     A model of fedmrl's has its layers' names, and its last layer is called `header`.
     """

@@ -208,7 +208,6 @@ def facts_of(setting: Setting, store: str) -> dict[str, Any]:
     small = setting.terms.common.small
     return {
         "store": store,
-        "standardised_by": {"mean": data.mean.tolist(), "std": data.std.tolist()},
         "class_names": list(data.classes),
         "preparation": data.preparation,
         "small_model": ModelsTable(small=small).resolved_small if isinstance(small, Model) else None,

@@ -144,7 +144,7 @@ class Agent:
                 raise refuse(f"this client has answered {len(counted)} evaluations of this run, and answers no more")
             reply = run.evaluated(request, arrays)
             if digest not in counted:
-                run.states.count_evaluation(digest, to_tensors(arrays))
+                run.states.count_evaluation(digest, request.since, to_tensors(arrays))
             known[digest] = reply
         return known[digest].model_copy(update={"id": request.id})
 

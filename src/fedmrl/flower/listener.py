@@ -13,18 +13,23 @@ from pathlib import Path
 from fedmrl.errors import UserError
 from fedmrl.flower.client_config import ClientConfig
 from fedmrl.flower.frame import FrameError, receive, send
-from fedmrl.flower.protocol import Failure
+from fedmrl.flower.protocol import Failure, to_bytes
 
 log = logging.getLogger("fedmrl.agent")
 
 _LONGEST_PATH = 107  # bytes of a Unix socket's path, a limit of Linux
 
+# Fixed replies, which tell nothing of the client. They are not in the audit log, or anyone could fill the disk by them.
+_BUSY = to_bytes(Failure(reason="busy", sentence="too many requests are waiting; try again"))
+_UNLISTED = to_bytes(Failure(reason="refused", sentence="this user may not connect"))
+
 
 class Listener:
     """Accepts connections until it is closed.
 
-    Only whole requests reach `handle(data, uid)`; the reply to others is `refused(failure, uid)`. When there are too many
-    connections, the one that has been sending for longest is closed, so that idle ones keep nobody out.
+    Only whole requests reach `handle(data, uid)`; the reply to broken ones is `refused(failure, uid)`. Users who are not
+    listed, and all when there are too many connections, get a fixed reply. Before that, the connection that has been sending
+    for longest is closed, so that idle ones keep nobody out.
     """
 
     def __init__(
@@ -96,8 +101,8 @@ class Listener:
                 _end(oldest)
                 log.warning("closed a connection that had not sent its request, as there were too many")
             elif full:
-                failure = Failure(reason="busy", sentence="too many requests are waiting; try again")
-                _answer(connection, self.refused(failure, _peer(connection)[1]), seconds=1)
+                log.warning("refused user %d, as there were too many connections", _peer(connection)[1])
+                _answer(connection, _BUSY, seconds=1)
                 connection.close()
                 return
             thread = threading.Thread(target=self._serve_one, args=[connection], name="agent-connection", daemon=True)
@@ -119,7 +124,8 @@ class Listener:
     def _reply(self, connection: socket.socket, pid: int, uid: int) -> bytes:
         log.info("connection from process %d of user %d", pid, uid)
         if self.config.uids and uid not in self.config.uids:
-            return self.refused(Failure(reason="refused", sentence="this user may not connect"), uid)
+            log.warning("refused user %d, who is not one of uids", uid)
+            return _UNLISTED
         try:
             data = receive(connection, self.config.seconds, max_body=self.config.bounds.max_message_bytes)
         except FrameError as error:

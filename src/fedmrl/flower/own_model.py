@@ -40,17 +40,29 @@ def trained_client(organisation: Organisation, run: str | None = None) -> tuple[
         recipe = approved_recipe(index.recipe, organisation.config.bounds)
     except Refused as refused:
         raise UserError(f"the recipe of run {index.run} is not within this client's bounds any more: {refused}") from refused
+    final = _final(states, recipe.method.hears_server)
     data, member = organisation.member(recipe.seed, index.client)
     setting = prepare_alone(recipe, torch.device("cpu"), index.client, member, data)
-    received = states.received() if recipe.method.hears_server else None
-    nets = final_nets_of(setting, _AtAgent(states.load(max(index.states)), received))
+    nets = final_nets_of(setting, final)
     if not recipe.method.hears_server:
         line = "predictions use nothing of the server's"
-    elif received is None:
-        line = "with the shared part as this client trained it last; the server has sent none for an evaluation"
+    elif final.received is None:
+        line = "with the shared part as this client trained it last; the server has sent none for an evaluation since"
     else:
         line = "with the shared part that the server sent last"
     return TrainedClient(nets, index.client, recipe.headline_mode, {}), line
+
+
+def _final(states: RunStates, hears_server: bool) -> _AtAgent:
+    """The newest state, with what was received. An agent that is running may replace the files while they are read."""
+    while True:
+        try:
+            return _AtAgent(states.load(max(states.index.states)), states.received() if hears_server else None)
+        except UserError:
+            newer = RunStates.open(states.folder)
+            if newer is None or newer.index == states.index:
+                raise
+            states = newer
 
 
 def _states(folder: Path, run: str | None) -> RunStates:

@@ -57,6 +57,8 @@ class Index(Part):
     received_file: str = ""
     received_sha256: str = ""
     """What the server sent last for an evaluation: its shared part after a round."""
+    received_since: int = -1
+    """The round of the client's state that was evaluated with it; -1 for the initial one."""
 
     @property
     def held(self) -> list[int | None]:
@@ -145,18 +147,23 @@ class RunStates:
         return self.index.model_copy(update=changes)
 
     def received(self) -> Tensors | None:
-        """What the server sent last for an evaluation; None if it has sent nothing."""
-        if not self.index.received_file:
+        """What the server sent last for an evaluation; None if it has sent nothing since the last training."""
+        index = self.index
+        if not index.received_file or index.received_since < max(index.states, default=-1):
             return None
         return self._read(self.index.received_file, self.index.received_sha256)
 
-    def count_evaluation(self, asked_sha256: str, received: Tensors) -> None:
-        """Writes down that an evaluation is answered, so that a restart does not allow it again, and what came with it."""
+    def count_evaluation(self, asked_sha256: str, since: int | None, received: Tensors) -> None:
+        """Writes down that an evaluation is answered, so that a restart does not allow it again, and what came with it.
+
+        `since` is the round of the state that was evaluated.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         changes: dict[str, Any] = {"evaluated": [*self.index.evaluated, asked_sha256]}
         if received:
             file = write_state(received, self.folder / f"received-{asked_sha256[:16]}.safetensors")
             changes |= {"received_file": file.path.name, "received_sha256": file.sha256}
+            changes["received_since"] = -1 if since is None else since
         self.commit(self.index.model_copy(update=changes))
 
     def commit(self, index: Index) -> None:

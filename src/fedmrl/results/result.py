@@ -3,22 +3,17 @@
 import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, InstanceOf, RootModel, model_validator
 
-from fedmrl.config import ModelsTable, Recipe, recipe_of_run, settings_of
+from fedmrl.config import Recipe, recipe_of_run, settings_of
 from fedmrl.data import Preparation
 from fedmrl.errors import DivergedError, UserError
-from fedmrl.export import FinalNets, InRunFolder, TrainedClient
+from fedmrl.export import FinalNets, InRunFolder, TrainedClient, nets_in_folder
 from fedmrl.files import check_sha256, output_path, sha256_of_bytes, sha256_of_json, sha256_of_text
-from fedmrl.methods import Common, Header
-from fedmrl.models import ModelSpec, OwnModel, SharedSpec
-from fedmrl.models.own import own_model
-from fedmrl.randomness import host_seeded
 from fedmrl.results.accuracy import Accuracy, ByMode, ByView, LastAndBest, Whose
 from fedmrl.results.costs import Target
 from fedmrl.results.leaves import Leaves
@@ -129,8 +124,8 @@ class _RunFacts(Part):
     together: int = 1
     """The number of seeds that ran together; `seconds` are those of all of them."""
     store: str | None = None
-    standardised_by: dict[str, list[float]] | None = None
     class_names: list[str] | None = None
+    """The classes' names; also of older runs and over a network, which have no preparation."""
     preparation: Preparation | None = None
     """What turned raw inputs into what the nets got; None in older runs and over a network."""
     small_model: str | dict[str, Any] | None = None
@@ -287,9 +282,26 @@ class RunResult(_RunFacts):
             raise UserError(
                 f"there is no client {number!r:.80} in the results; they are numbered from 0 to {len(self.clients) - 1}"
             )
-        nets = self.nets if self.nets is not None else nets_in_folder(self, number, model, small)
+        nets = self.nets if self.nets is not None else self._nets_again(number, model, small)
         accuracies = {mode: row.accuracy_by(self.view, mode) for mode in nets.terms.method.modes}
         return TrainedClient(nets, number, self.mode, accuracies)
+
+    def _nets_again(self, number: int, model: Any, small: Any) -> FinalNets:
+        """What builds a client's final net from the run's folder, once it is known to have all that this needs."""
+        if self.folder is None:
+            raise UserError(
+                "this run's final models were not kept: it has no folder, and they were not asked for or did not fit into "
+                "memory; run it with out="
+            )
+        states = InRunFolder(self.folder, self.rounds)
+        states.of(number)  # first, as it knows best why there are none
+        if self.preparation is None or self.split is None:
+            raise UserError(
+                f"{self.folder} was written by a version that did not record the samples' form; run it again into another "
+                "folder"
+            )
+        held = [*self.split[[row.client for row in self.clients].index(number)]]
+        return nets_in_folder(states, self.recipe, self.preparation, self.small_model, number, held, model, small)
 
     def report(self, path: str | Path) -> Path:
         """Writes the run's page, one self-contained HTML file."""
@@ -332,46 +344,6 @@ class RunResult(_RunFacts):
     def seconds_of_seed(self) -> float:
         """The run's equal share of the time of all seeds that ran together."""
         return sum(self.seconds.values()) / self.together
-
-
-def nets_in_folder(result: RunResult, client: int, model: Any, small: Any) -> FinalNets:
-    """What builds a client's final net from the run's folder; `model` and `small` are those that were given from Python."""
-    folder, prepared, split = result.folder, result.preparation, result.split
-    if folder is None:
-        raise UserError(
-            "this run's final models were not kept: it has no folder, and they were not asked for or did not fit into memory; "
-            "run it with out="
-        )
-    states = InRunFolder(folder, result.rounds)
-    states.of(client)  # first, as it knows best why there are none
-    if prepared is None or split is None:
-        raise UserError(
-            f"{folder} was written by a version that did not record the samples' form; run it again into another folder"
-        )
-    recipe = result.recipe
-    local: ModelSpec = recipe.models.of_clients(client + 1)[client]
-    if recipe.models.own is not None:
-        local = _again(model, prepared, f"client {client}'s model ({recipe.models.own[client]})", client, "model")
-    if recipe.models.own_small is not None:
-        shared: ModelSpec | None = _again(small, prepared, f"the shared model ({recipe.models.own_small})", client, "small")
-    elif result.small_model is not None:
-        shared = ModelsTable.model_validate({"small": result.small_model}).shared
-    else:
-        raise UserError(f"{folder} does not say which model all clients share; run it again into another folder")
-    shape, classes = tuple(prepared.shape), len(prepared.classes)
-    with host_seeded(result.seed, "form"):
-        header = Header.of(local.build(shape, classes))
-    terms = recipe.terms(Common(shape, classes, cast(SharedSpec, shared), header))
-    held = [*split[[row.client for row in result.clients].index(client)]]
-    return FinalNets(terms, {client: local}, {client: held}, prepared, states)
-
-
-def _again(given: Any, prepared: Preparation, what: str, client: int, argument: str) -> ModelSpec:
-    """A model that is needed again, for the data that the run had."""
-    if given is None:
-        raise UserError(f"{what} was given from Python; give it again there, as in result.client({client}, {argument}=…)")
-    spec = own_model(given, argument, argument)
-    return replace(spec, vocabulary=prepared.vocabulary) if isinstance(spec, OwnModel) else spec
 
 
 Outcome = RunResult | DivergedRun
