@@ -85,7 +85,7 @@ def test_the_template_has_every_key_with_its_default(tmp_path):
     config = ClientConfig.model_validate(plain)
     required = {key: plain[key] for key in ("name", "model", "data", "classes")}
     assert config == ClientConfig(**required)
-    optional = {"last", "standardise", "socket_group", "threads"}
+    optional = {"label", "size", "last", "output", "standardise", "socket_group", "threads"}
     assert plain.keys() | optional == set(ClientConfig.model_fields) and plain["bounds"].keys() == set(Bounds.model_fields)
     assert read_config(path).bounds == Bounds()
 
@@ -103,7 +103,7 @@ def test_paths_are_relative_to_the_files_folder(client, tmp_path):
     assert config.imports == [str(tmp_path / "own.py"), "json"]
 
 
-@pytest.mark.parametrize(("changes", "last"), [({}, "head"), ({"model": "own.py:sized"}, "head"), ({"last": "head"}, "head")])
+@pytest.mark.parametrize(("changes", "last"), [({}, None), ({"model": "own.py:sized"}, None), ({"last": "head"}, "head")])
 def test_a_models_function_is_called_and_its_header_found(client, changes, last):
     organisation = load_organisation(client(**changes))
     assert isinstance(organisation.model, OwnModel) and organisation.model.label == "own model"
@@ -118,10 +118,10 @@ def test_a_model_of_the_library_is_taken_by_name_or_widths(client, model, kind):
 
 
 def test_data_come_from_a_file_or_a_function(client):
-    assert load_organisation(client()).samples.official_train == 20
-    assert load_organisation(client(data="source.py:load")).samples.x.shape == (20, 3, 4, 4)
+    assert load_organisation(client()).data.official_train == 20
+    assert load_organisation(client(data="source.py:load")).data.x.shape == (20, 3, 4, 4)
     tested = load_organisation(client(data="source.py:tested"))
-    assert (len(tested.samples.y), tested.samples.official_train) == (40, 20)
+    assert (len(tested.data.y), tested.data.official_train) == (40, 20)
     data, member = tested.member(seed=0, client=3)
     assert member.train.tolist() == list(range(20)) and data.classes == ("0", "1", "2")
 
@@ -130,7 +130,7 @@ def test_data_are_standardised_by_the_training_samples_or_by_given_numbers(clien
     organisation = load_organisation(client())
     data, member = organisation.member(seed=0, client=3)
     assert (len(member.train), len(member.test)) == (16, 4)
-    assert np.allclose(data.mean, organisation.samples.x[member.train].mean(axis=(0, 2, 3)))
+    assert np.allclose(data.mean, organisation.data.x[member.train].mean(axis=(0, 2, 3)))
     given = {"mean": [1.0, 2.0, 3.0], "std": [4.0, 5.0, 6.0]}
     assert load_organisation(client(standardise=given)).member(0, 3)[0].std.tolist() == [4.0, 5.0, 6.0]
 
@@ -156,13 +156,13 @@ WRONG = [
     ({"standardise": {"mean": [0.0]}}, r"standardise\.std is missing"),
     ({"standardise": {"mean": [0.0], "std": [1.0]}}, "must have 3 values"),
     ({"standardise": "whole"}, "standardise"),
-    ({"classes": 1}, "labels up to 1"),
+    ({"classes": 1}, "has the label 1, and the classes are 1"),
     ({"classes": []}, "classes"),
     ({"data": "nowhere.npz"}, "does not exist"),
     ({"data": "source.py:missing"}, "no function 'missing'"),
     ({"data": "source.py:one"}, "must return x and y"),
-    ({"data": "source.py:listed"}, "give NumPy arrays"),
-    ({"data": "data.csv"}, "expected package.module:function"),
+    ({"data": "data.csv"}, "does not exist"),
+    ({"data": "own.py"}, "no kind of file that is known"),
     ({"model": "cnn-9"}, "no such model"),
     ({"model": "nowhere.py:plain"}, "does not exist"),
     ({"model": "own.py:NUMBER"}, "no function 'NUMBER'"),

@@ -40,7 +40,7 @@ def trained_client(organisation: Organisation, run: str | None = None) -> tuple[
         recipe = approved_recipe(index.recipe, organisation.config.bounds)
     except Refused as refused:
         raise UserError(f"the recipe of run {index.run} is not within this client's bounds any more: {refused}") from refused
-    data, member = organisation.member(recipe.seed, index.client)
+    data, member = organisation.in_run(recipe, index.client)
     setting = prepare_alone(recipe, torch.device("cpu"), index.client, member, data)
     received = states.received() if recipe.method.hears_server else None
     nets = final_nets_of(setting, _AtAgent(states.load(max(index.states)), received))
