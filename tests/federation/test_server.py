@@ -7,16 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from kinds_of_model import ConvText, MeanText, texts
 from tiny import ALL_METHODS, CNNS, tiny_recipe
 
 import fedmrl
+from fedmrl.data import dataset_of
 from fedmrl.engines import Batched, Reference, ReferenceEngine
 from fedmrl.federation.clients import Clients, NoReply
 from fedmrl.federation.setup import prepare
 from fedmrl.federation.simulated import SimulatedClients
 from fedmrl.federation.simulation import Simulation
 from fedmrl.methods import Round
-from fedmrl.models import CNN
+from fedmrl.models import CNN, OwnModel
 
 CPU = torch.device("cpu")
 
@@ -153,6 +155,16 @@ def test_a_client_with_a_model_of_a_new_kind_can_join():
     run = fed.run()
     assert run.clients[4].model == "CNN(3-3-9-7)" and run.clients[4].rounds == 2
     assert run.records[1].participants == [0, 1, 2, 3, 4], "it is drawn among all that there are"
+
+
+def test_a_client_with_a_model_of_its_own_can_join_a_run_of_tokens():
+    data, recipe = dataset_of(texts()), tiny_recipe("fedmrl", participation=1.0, rounds=2)
+    setting = prepare(recipe, CPU, [OwnModel("mean", MeanText)] * 4, data)
+    fed = Simulation(recipe, setting)
+    fed.commit(fed.next_round())
+    fed.join(replace(setting.members[0], model=OwnModel("conv", ConvText)))
+    run = fed.run()
+    assert (run.clients[4].model, run.clients[4].rounds) == ("conv", 1)
 
 
 def test_an_engine_can_be_given_as_an_object_or_a_class():

@@ -85,7 +85,7 @@ class InProcess:
             return read_registered(self.list)
 
         data = self.recipe.data
-        self.terms = terms_elsewhere(self.recipe, data.shape, data.classes)
+        self.terms = terms_elsewhere(self.recipe, data.shape, data.classes, data.vocabulary)
         post = Post(self.grid, registered)
         return FlowerClients(post, registered, self.recipe, self.terms, self.config, members, self.said.append)
 
@@ -103,11 +103,11 @@ class InProcess:
 
 
 @contextmanager
-def in_process(folder, recipe, monkeypatch, connected=None, config=CONFIG):
-    """An `InProcess` with these clients connected, by default all."""
+def in_process(folder, recipe, monkeypatch, connected=None, config=CONFIG, paths=None):
+    """An `InProcess` with these clients connected, by default all; their folders are `paths`, or dealt from the recipe."""
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
-    paths = deal(recipe, folder / "clients")
+    paths = paths or deal(recipe, folder / "clients")
     with ExitStack() as agents:
         served = [agents.enter_context(serving(path / "client.toml")) for path in paths]
         made = InProcess(folder, recipe, paths, config)
@@ -117,9 +117,9 @@ def in_process(folder, recipe, monkeypatch, connected=None, config=CONFIG):
         yield made
 
 
-def simulated(recipe):
+def simulated(recipe, models=None):
     """What the reference engine gives on this machine alone."""
-    return Simulation(recipe, prepare(recipe, pick_device("cpu")), "reference").run()
+    return Simulation(recipe, prepare(recipe, pick_device("cpu"), models), "reference").run()
 
 
 def same_numbers(network, reference):

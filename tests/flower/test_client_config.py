@@ -45,6 +45,34 @@ def fails():
 
 NUMBER = 3
 """
+TEXT = """
+from torch import nn
+
+class Text(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(9, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.embedding(x).mean(1))
+
+def make():
+    return Text()
+"""
+WITHIN = """
+from torch import nn
+
+class Within(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(48, 7), nn.Linear(7, 3)
+
+    def forward(self, x):
+        return {"logits": self.head(self.body(x.flatten(1))), "about": x}
+
+def make():
+    return Within()
+"""
 DATA = """
 import numpy as np
 
@@ -66,6 +94,9 @@ def listed():
 def client(tmp_path):
     (tmp_path / "own.py").write_text(MODELS)
     (tmp_path / "source.py").write_text(DATA)
+    (tmp_path / "words.csv").write_text("age,site,label\n3,left,0\n4,right,1\n")
+    (tmp_path / "names.csv").write_text("age,dose,label\n3,1,0\n4,2,odd\n")
+    np.savez(tmp_path / "tokens.npz", x=np.arange(60).reshape(10, 6), y=np.arange(10) % 3)
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "data.npz", x=rng.integers(0, 256, (20, 3, 4, 4)).astype(np.uint8), y=np.arange(20) % 2)
 
@@ -85,7 +116,7 @@ def test_the_template_has_every_key_with_its_default(tmp_path):
     config = ClientConfig.model_validate(plain)
     required = {key: plain[key] for key in ("name", "model", "data", "classes")}
     assert config == ClientConfig(**required)
-    optional = {"last", "standardise", "socket_group", "threads"}
+    optional = {"label", "size", "last", "output", "standardise", "socket_group", "threads"}
     assert plain.keys() | optional == set(ClientConfig.model_fields) and plain["bounds"].keys() == set(Bounds.model_fields)
     assert read_config(path).bounds == Bounds()
 
@@ -103,7 +134,7 @@ def test_paths_are_relative_to_the_files_folder(client, tmp_path):
     assert config.imports == [str(tmp_path / "own.py"), "json"]
 
 
-@pytest.mark.parametrize(("changes", "last"), [({}, "head"), ({"model": "own.py:sized"}, "head"), ({"last": "head"}, "head")])
+@pytest.mark.parametrize(("changes", "last"), [({}, None), ({"model": "own.py:sized"}, None), ({"last": "head"}, "head")])
 def test_a_models_function_is_called_and_its_header_found(client, changes, last):
     organisation = load_organisation(client(**changes))
     assert isinstance(organisation.model, OwnModel) and organisation.model.label == "own model"
@@ -118,19 +149,70 @@ def test_a_model_of_the_library_is_taken_by_name_or_widths(client, model, kind):
 
 
 def test_data_come_from_a_file_or_a_function(client):
-    assert load_organisation(client()).samples.official_train == 20
-    assert load_organisation(client(data="source.py:load")).samples.x.shape == (20, 3, 4, 4)
+    assert load_organisation(client()).data.official_train == 20
+    assert load_organisation(client(data="source.py:load")).data.x.shape == (20, 3, 4, 4)
     tested = load_organisation(client(data="source.py:tested"))
-    assert (len(tested.samples.y), tested.samples.official_train) == (40, 20)
+    assert (len(tested.data.y), tested.data.official_train) == (40, 20)
     data, member = tested.member(seed=0, client=3)
     assert member.train.tolist() == list(range(20)) and data.classes == ("0", "1", "2")
+
+
+def test_data_come_from_a_table_whose_labels_are_names_and_need_not_all_occur(client, tmp_path):
+    (tmp_path / "own.csv").write_text("age,dose,state\n52,1.5,well\n,2,well\n40,1,well\n60,3,well\n")
+    organisation = load_organisation(client(data="own.csv", label="state", classes=["ill", "well"], model={"hidden": [3]}))
+    assert organisation.data.y.tolist() == [1, 1, 1, 1] and organisation.data.classes == ("ill", "well")
+    data, member = organisation.member(0, 0)
+    own = data.x[member.train][:, 0]
+    there = [age for age in (52.0, 40.0, 60.0) if age in own]
+    assert data.x[1, 0] == np.float32(np.mean(there)), "a missing number becomes the mean of the client's training samples"
+    assert np.allclose(data.mean, data.x[member.train].mean(axis=0))
+    assert data.preparation.kind == "table" and data.preparation.classes == ["ill", "well"]
+
+
+def test_whole_numbers_as_labels_count_the_classes(client, tmp_path):
+    (tmp_path / "own.csv").write_text("age,dose,state\n52,1.5,2\n40,1,0\n")
+    for classes in (3, ["a", "b", "c"]):
+        organisation = load_organisation(client(data="own.csv", label="state", classes=classes, model={"hidden": [3]}))
+        assert organisation.data.y.tolist() == [2, 0] and len(organisation.data.classes) == 3
+
+
+def test_data_come_from_a_folder_of_images_scaled_if_asked(client, tmp_path):
+    from PIL import Image
+
+    for name, grey in (("cat", 10), ("dog", 200)):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for number in range(3):
+            Image.new("RGB", (8, 8), (grey, grey, number)).save(tmp_path / "images" / name / f"{number}.png")
+    organisation = load_organisation(client(data="images", size=[4, 4], classes=["bird", "cat", "dog"]))
+    assert organisation.data.x.shape == (6, 3, 4, 4) and organisation.data.x.dtype == np.uint8
+    assert organisation.data.y.tolist() == [1, 1, 1, 2, 2, 2]
+
+
+def test_rows_of_whole_numbers_of_64_bits_are_tokens_and_reach_the_model_as_they_are(client, tmp_path):
+    (tmp_path / "text.py").write_text(TEXT)
+    np.savez(tmp_path / "tokens.npz", x=np.arange(60).reshape(10, 6) % 9, y=np.arange(10) % 3)
+    organisation = load_organisation(client(data="tokens.npz", model="text.py:make"))
+    data, member = organisation.member(0, 0)
+    assert data.vocabulary == 9 and data.x.dtype == np.int64 and data.std.tolist() == [1.0] * 6
+    assert organisation.model.label == "own model" and len(member.train) == 8
+
+
+def test_the_logits_may_be_within_what_the_model_returns(client, tmp_path):
+    (tmp_path / "within.py").write_text(WITHIN)
+    assert load_organisation(client(model="within.py:make", output="logits")).model.build((3, 4, 4), 3).dim == 7
+    with pytest.raises(UserError, match="dict"):
+        load_organisation(client(model="within.py:make"))
+
+
+def test_the_servers_name_for_the_model_is_the_organisations(client):
+    assert load_organisation(client(model_label="ours")).model.label == "ours"
 
 
 def test_data_are_standardised_by_the_training_samples_or_by_given_numbers(client):
     organisation = load_organisation(client())
     data, member = organisation.member(seed=0, client=3)
     assert (len(member.train), len(member.test)) == (16, 4)
-    assert np.allclose(data.mean, organisation.samples.x[member.train].mean(axis=(0, 2, 3)))
+    assert np.allclose(data.mean, organisation.data.x[member.train].mean(axis=(0, 2, 3)))
     given = {"mean": [1.0, 2.0, 3.0], "std": [4.0, 5.0, 6.0]}
     assert load_organisation(client(standardise=given)).member(0, 3)[0].std.tolist() == [4.0, 5.0, 6.0]
 
@@ -142,6 +224,14 @@ def test_the_split_into_training_and_test_samples_follows_from_the_recipes_seed_
 
 
 WRONG = [
+    ({"data": "words.csv", "model": {"hidden": [3]}}, "column 'site' has words, which each client would number"),
+    ({"data": "names.csv", "model": {"hidden": [3]}}, "has the label 'odd', and the classes are '0', '1', '2'"),
+    ({"data": "names.csv", "label": "state"}, "there is no column 'state'"),
+    ({"label": "state"}, "label is 'state', and .* has no columns"),
+    ({"size": [4]}, "size"),
+    ({"data": "tokens.npz", "standardise": {"mean": [0.0] * 6, "std": [1.0] * 6}}, "data has tokens, which are not"),
+    ({"data": "tokens.npz", "model": "own.py:sized"}, "whole numbers of 64 bits are tokens"),
+    ({"last": "body.none"}, "body.none"),
     ({"name": None}, "name is missing"),
     ({"name": ""}, "name is ''"),
     ({"model": None}, "model is missing"),
@@ -156,13 +246,13 @@ WRONG = [
     ({"standardise": {"mean": [0.0]}}, r"standardise\.std is missing"),
     ({"standardise": {"mean": [0.0], "std": [1.0]}}, "must have 3 values"),
     ({"standardise": "whole"}, "standardise"),
-    ({"classes": 1}, "labels up to 1"),
+    ({"classes": 1}, "has the label 1, and the classes are 1"),
     ({"classes": []}, "classes"),
     ({"data": "nowhere.npz"}, "does not exist"),
     ({"data": "source.py:missing"}, "no function 'missing'"),
     ({"data": "source.py:one"}, "must return x and y"),
-    ({"data": "source.py:listed"}, "give NumPy arrays"),
-    ({"data": "data.csv"}, "expected package.module:function"),
+    ({"data": "data.csv"}, "does not exist"),
+    ({"data": "own.py"}, "no kind of file that is known"),
     ({"model": "cnn-9"}, "no such model"),
     ({"model": "nowhere.py:plain"}, "does not exist"),
     ({"model": "own.py:NUMBER"}, "no function 'NUMBER'"),

@@ -4,6 +4,7 @@ import time
 
 import pytest
 from in_process import same_numbers, simulated
+from own_models import bring
 from tiny import tiny_recipe
 
 from fedmrl.flower.certificates import make_certificates
@@ -20,8 +21,9 @@ def recipe():
     return tiny_recipe("fedmrl", rounds=2, clients=3, participation=1.0, evaluation__every=1)
 
 
-def test_a_federation_gives_the_reference_engines_numbers(tmp_path, recipe):
-    clients = deal(recipe, tmp_path / "clients")
+@pytest.mark.parametrize("own", [None, ["ResNet8", "ViT", "Frozen"]], ids=["the recipe's models", "models of three kinds"])
+def test_a_federation_gives_the_reference_engines_numbers(tmp_path, recipe, own):
+    clients, models = bring(recipe, tmp_path / "clients", own) if own else (deal(recipe, tmp_path / "clients"), None)
     with LocalFederation(tmp_path / "f", clients, FAST) as local:
         local.start()
         run_id = local.server.run("first", run_recipe(recipe, 3))
@@ -29,7 +31,7 @@ def test_a_federation_gives_the_reference_engines_numbers(tmp_path, recipe):
         assert status == "completed", local.server.log("first")
         network = RunResult.read(local.server.runs / "first")
     assert not local.descendants()
-    same_numbers(network, simulated(recipe))
+    same_numbers(network, simulated(recipe, models))
 
 
 def nodes(server, *states):

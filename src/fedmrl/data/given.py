@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmrl.data.preparation import Column
-from fedmrl.data.raw import Part, Raw, Size, numbered, parts
+from fedmrl.data.raw import Part, Raw, Size, numbered, parts, placed
 from fedmrl.data.sources import Dataset, Owned, moments
 from fedmrl.errors import UserError
 from fedmrl.guard import is_line
@@ -21,10 +21,14 @@ def dataset_of(
     size: Size | None = None,
     name: str = "data",
     where: Sequence[str] | None = None,
+    classes: Sequence[str] | None = None,
 ) -> Dataset:
-    """Reads data in any form; a list has the data of each client. `where` names each in errors."""
+    """Reads data in any form; a list has the data of each client. `where` names each in errors.
+
+    `classes` are all classes by name, of which some may not occur; by default those that occur.
+    """
     several = isinstance(given, list)
-    if isinstance(given, Dataset):
+    if isinstance(given, Dataset) and classes is None:
         if label is not None:
             raise UserError("label is for tables, and data is a fedmrl.Dataset, whose labels are its y; leave label out")
         return given
@@ -35,20 +39,17 @@ def dataset_of(
     found = [parts(one, place, label, size) for one, place in zip(listed, names, strict=True)]
     if label is not None and not any(part.train.label for part in found):
         raise UserError(f"label is {label!r:.40}, and {names[0]} has no columns; leave label out")
-    return _joined(found, list(names), several, size is not None, name)
+    return _joined(found, list(names), several, size is not None, name, classes)
 
 
-def _joined(found: Sequence[Part], names: Sequence[str], several: bool, resized: bool, name: str) -> Dataset:
+def _joined(
+    found: Sequence[Part], names: Sequence[str], several: bool, resized: bool, name: str, named: Sequence[str] | None
+) -> Dataset:
     """All parts as one dataset, training samples first."""
     trains = list(zip([part.train for part in found], names, strict=True))
     tests = [(part.test, f"{place} (test)") for part, place in zip(found, names, strict=True) if part.test is not None]
     raws, where = [raw for raw, _ in (*trains, *tests)], [place for _, place in (*trains, *tests)]
-    classes, y = numbered([raw.y for raw in raws], where)
-    classes, y = _in_given_order(raws, classes, y)
-    if len(classes) < 2:
-        raise UserError(f"{where[0]} has a single class, {classes[0]!r:.40}; there is nothing to tell apart")
-    if wrong := [value for value in classes if not is_line(str(value))]:
-        raise UserError(f"{where[0]} has the label {wrong[0]!r:.40}; a class's name must be a line of text")
+    classes, y = _classes(raws, where) if named is None else (list(named), placed([raw.y for raw in raws], named, where))
     x, columns, missing, notices = _inputs(raws, where)
     ends = np.cumsum([len(part) for part in y])
     positions = np.split(np.arange(ends[-1]), ends[:-1])
@@ -66,6 +67,16 @@ def _joined(found: Sequence[Part], names: Sequence[str], several: bool, resized:
         owners=tuple(owners) if several else None, own_test=bool(tests) and not several, notices=tuple(dict.fromkeys(said)),
     )  # fmt: skip
     return data.of_training(np.concatenate(positions[: len(trains)]), standardise=False)
+
+
+def _classes(raws: Sequence[Raw], where: Sequence[str]) -> tuple[list[Any], list[NDArray[np.int64]]]:
+    """The classes that occur, and each array of labels as positions in them."""
+    classes, y = _in_given_order(raws, *numbered([raw.y for raw in raws], where))
+    if len(classes) < 2:
+        raise UserError(f"{where[0]} has a single class, {classes[0]!r:.40}; there is nothing to tell apart")
+    if wrong := [value for value in classes if not is_line(str(value))]:
+        raise UserError(f"{where[0]} has the label {wrong[0]!r:.40}; a class's name must be a line of text")
+    return classes, y
 
 
 def _in_given_order(

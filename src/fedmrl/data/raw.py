@@ -351,6 +351,24 @@ def numbered(labels: Sequence[NDArray[Any]], where: Sequence[str]) -> tuple[list
     return classes, [np.array([places[value] for value in values], dtype=np.int64) for values in listed]
 
 
+def placed(labels: Sequence[NDArray[Any]], classes: Sequence[str], where: Sequence[str]) -> list[NDArray[np.int64]]:
+    """Each array of labels as positions in these classes: words by name, whole numbers as they are."""
+    places: dict[Any, int] = {name: place for place, name in enumerate(classes)}
+    found = []
+    for y, name in zip(labels, where, strict=True):
+        values = [str(value) if isinstance(value, bool) else value for value in _label_values(y, name)]
+        for value in dict.fromkeys(values):
+            if isinstance(value, str) and value not in places:
+                raise UserError(f"{name} has the label {value!r:.40}, and the classes are {few(classes)}; name them all")
+            if isinstance(value, int) and not 0 <= value < len(classes):
+                raise UserError(
+                    f"{name} has the label {value}, and the classes are {len(classes)}; whole numbers count them from 0, so "
+                    "name them all"
+                )
+        found.append(np.array([value if isinstance(value, int) else places[value] for value in values], dtype=np.int64))
+    return found
+
+
 _MOST_CLASSES = 100_000
 
 

@@ -346,11 +346,6 @@ class Arrays(DataSource):
         return replace(samples, classes=numbered_classes(samples.y, str(path)))
 
 
-def arrays_in(path: Path) -> Samples:
-    """The samples in an .npz file with x and y, and optionally x_test and y_test, whose classes need not all occur."""
-    return joined(plain_arrays(path), str(path))
-
-
 def joined(arrays: Mapping[str, NDArray[Any]], where: str) -> Samples:
     """Arrays x and y as samples, with x_test and y_test (or test_x and test_y) as official test samples, if there are any."""
     arrays = {{"test_x": "x_test", "test_y": "y_test"}.get(name, name): array for name, array in arrays.items()}
@@ -413,6 +408,15 @@ class AtClients(DataSource):
 
     shape: list[Annotated[int, Field(ge=1)]] = Field([], description="the shape of one sample")
     classes: list[str] = Field([], description="the classes' names")
+    vocabulary: Annotated[int, Field(ge=1, le=10**8)] | None = Field(
+        None, description="of tokens: one more than the largest that a client may have (default: the samples are no tokens)"
+    )
+
+    @model_validator(mode="after")
+    def _rows_of_tokens(self) -> Self:
+        if self.vocabulary is not None and len(self.shape) != 1:
+            raise ValueError(f"vocabulary is for rows of tokens, and shape is {self.shape}; give the length of a row alone")
+        return self
 
     @property
     def title(self) -> str:

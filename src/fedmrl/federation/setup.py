@@ -55,7 +55,7 @@ def prepare(
     if data.missing is not None or recipe.data.standardise_from is not None:
         data = data.of_training(np.concatenate([own.train for own in splits]), recipe.data.standardise_from is not None)
     chosen = models if models is not None else recipe.models.of_clients(recipe.clients)
-    specs = [_for_data(spec, data) for spec in chosen]
+    specs = [for_data(spec, data) for spec in chosen]
     if len(specs) != recipe.clients:
         raise UserError(f"{len(specs)} models were given for {recipe.clients} clients; give one for each")
     for client, spec in enumerate(specs):
@@ -65,7 +65,7 @@ def prepare(
     forms = {spec: _form(spec, data, recipe.seed) for spec in dict.fromkeys(specs)}
     named = recipe.models.shared if models is None or recipe.models.small != "auto" else None
     shared = small or named or _shared_among(forms, data)
-    common = Common(data.shape, len(data.classes), _for_data(shared, data), Header.of(forms[specs[0]]))
+    common = Common(data.shape, len(data.classes), for_data(shared, data), Header.of(forms[specs[0]]))
     terms = recipe.terms(common)
     setting = Setting(terms, data, members, device)
     _check_models(setting, forms, _clients_a_round(recipe))
@@ -77,7 +77,7 @@ def prepare(
 S = TypeVar("S", bound=ModelSpec)
 
 
-def _for_data(spec: S, data: Dataset) -> S:
+def for_data(spec: S, data: Dataset) -> S:
     """The model as it is built for this data; raises `UserError` for one of fedmrl's that does not take such inputs."""
     if isinstance(spec, OwnModel):
         return replace(spec, vocabulary=data.vocabulary)
@@ -118,9 +118,10 @@ def prepare_alone(recipe: Recipe, device: torch.device, client: int, member: Mem
     if recipe.models.shared is None:
         raise UserError("models.small is 'auto', and clients that do not see each other's models cannot choose it; name it")
     _check_spec(client, member.model)
+    member = replace(member, model=for_data(member.model, data))
     _check_memory(recipe, [member.model], data, device)
     form = _form(member.model, data, recipe.seed)
-    common = Common(data.shape, len(data.classes), recipe.models.shared, Header.of(form))
+    common = Common(data.shape, len(data.classes), for_data(recipe.models.shared, data), Header.of(form))
     terms = recipe.terms(common)
     setting = Setting(terms, data, {client: member}, device)
     _check_models(setting, {member.model: form}, _clients_a_round(recipe))
@@ -204,10 +205,12 @@ def _form(model: ModelSpec, data: Dataset, seed: int) -> Split:
         return made.to("meta")
 
 
-def check_member(setting: Setting, client: int, member: Member) -> None:
-    """Refuse a client that wants to join a run, if the method cannot serve its model beside the others'."""
+def joined(setting: Setting, client: int, member: Member) -> Setting:
+    """The setting with a client more; raises `UserError` if the method cannot serve its model beside the others'."""
+    member = replace(member, model=for_data(member.model, setting.data))
     whole = replace(setting, members={**setting.members, client: member})
     _check_models(whole, {spec: _form(spec, setting.data, setting.seed) for spec in whole.models}, len(whole.members))
+    return whole
 
 
 def _check_models(setting: Setting, forms: Mapping[ModelSpec, Split], clients_a_round: int) -> None:
@@ -307,12 +310,13 @@ def _given(recipe: Recipe, path: Path) -> Schedule:
     return [sorted(clients) for clients in rounds[: recipe.rounds]]
 
 
-def terms_elsewhere(recipe: Recipe, shape: Sequence[int], classes: Sequence[str]) -> Terms:
+def terms_elsewhere(recipe: Recipe, shape: Sequence[int], classes: Sequence[str], vocabulary: int | None = None) -> Terms:
     """What a server that has no client's data or model knows before the first round."""
     if recipe.models.shared is None:
         raise UserError("models.small is 'auto', and a server that does not see clients' models cannot choose it; name it")
-    x, ones = np.zeros((1, *shape), np.float32), np.ones(shape[0])
-    form_only = Dataset("the clients' own data", x, np.zeros(1, np.int64), tuple(classes), 1, 0 * ones, ones)
-    header = Header.of(_form(recipe.models.kinds[0], form_only, recipe.seed))
-    common = Common(form_only.shape, len(classes), recipe.models.shared, header)
+    x, ones = np.zeros((1, *shape), np.float32 if vocabulary is None else np.int64), np.ones(shape[0])
+    y = np.zeros(1, np.int64)
+    form_only = Dataset("the clients' own data", x, y, tuple(classes), 1, 0 * ones, ones, vocabulary=vocabulary)
+    header = Header.of(_form(for_data(recipe.models.kinds[0], form_only), form_only, recipe.seed))
+    common = Common(form_only.shape, len(classes), for_data(recipe.models.shared, form_only), header)
     return recipe.terms(common)

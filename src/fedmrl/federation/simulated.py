@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from fedmrl.federation.clients import (
     Since,
 )
 from fedmrl.federation.initial_weights import InitialNets
-from fedmrl.federation.setup import check_member
+from fedmrl.federation.setup import joined
 from fedmrl.federation.store import AnyStore, DeviceStore
 from fedmrl.messages import Tensors, copy, size
 from fedmrl.methods import Round
@@ -142,8 +141,7 @@ class SimulatedClients(Clients):
     def join(self, member: Member, run: int = 0) -> int:
         """Adds a client to a run between two rounds and returns its number, the next one."""
         number = max(self._runs[run].setting.members, default=-1) + 1
-        check_member(self._runs[run].setting, number, member)
-        self._runs[run].enrol(number, member)
+        self._runs[run].enrol(joined(self._runs[run].setting, number, member), number)
         self._start_engine()
         return number
 
@@ -169,8 +167,8 @@ class _Run:
             return Clients.at_once
         return max(1, _LOADED // max(1, size(self.load(next(iter(self.setting.members)), None)).bytes))
 
-    def enrol(self, number: int, member: Member) -> None:
-        self.setting = replace(self.setting, members={**self.setting.members, number: member})
+    def enrol(self, setting: Setting, number: int) -> None:
+        self.setting = setting
         self.flops = FlopCounter(self.setting)
         self._initial.close()
         self._initial = InitialNets(self.setting, (), ahead=False)

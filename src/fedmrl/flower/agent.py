@@ -123,7 +123,7 @@ class Agent:
             if arrays:
                 raise refuse("a hello has no arrays")
             run = self._greeted(request)
-            reply: Reply = run.welcome(request, self.config.name, self.config.label, self.bounds.class_counts)
+            reply: Reply = run.welcome(request, self.config.name, self.config.model_label, self.bounds.class_counts)
             self._log(request, arrays, reply, {}, uid)
             self._run = run
             self._remember(run.states)
@@ -211,7 +211,7 @@ class _Run:
         bounds = organisation.config.bounds
         self.recipe = approved_recipe(hello.recipe, bounds)
         check_data(self.recipe, organisation)
-        data, member = organisation.member(self.recipe.seed, self.client)
+        data, member = organisation.in_run(self.recipe, self.client)
         device = pick_device(organisation.config.device)
         try:
             self.setting = prepare_alone(self.recipe, device, self.client, member, data)

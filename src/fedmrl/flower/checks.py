@@ -90,8 +90,14 @@ def check_data(recipe: Recipe, organisation: Organisation) -> None:
     """
     if not isinstance(data := recipe.data, AtClients):
         return
-    if tuple(data.shape) != organisation.samples.x.shape[1:]:
+    if tuple(data.shape) != organisation.data.shape:
         raise refuse(f"the recipe is for samples of shape {tuple(data.shape)}, and this client's have another")
+    tokens = organisation.data.vocabulary
+    if (data.vocabulary is None) != (tokens is None):
+        is_for, has = ("numbers", "tokens") if data.vocabulary is None else ("tokens", "numbers")
+        raise refuse(f"the recipe is for {is_for}, and this client has {has}; data.vocabulary in the recipe says which")
+    if tokens is not None and data.vocabulary is not None and tokens > data.vocabulary:
+        raise refuse(f"the recipe is for tokens below {data.vocabulary} (data.vocabulary), and this client has larger ones")
     own = organisation.config.classes
     if own != (data.classes if isinstance(own, list) else len(data.classes)):
         raise refuse(f"the recipe is for {len(data.classes)} classes, and this client's are not the same")

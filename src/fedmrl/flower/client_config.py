@@ -12,12 +12,13 @@ import torch
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from torch import nn
 
-from fedmrl.config import ModelsTable, Network, sentence
-from fedmrl.data import Dataset
+from fedmrl.config import ModelsTable, Network, Recipe, sentence
+from fedmrl.data import Dataset, dataset_of
 from fedmrl.data.partition import ClientSplit, train_test
-from fedmrl.data.sources import Samples, arrays_in, joined, moments
+from fedmrl.data.sources import AtClients
 from fedmrl.engines import Member
 from fedmrl.errors import CODE_FAILS, UserError, cause
+from fedmrl.federation.setup import for_data
 from fedmrl.files import user_path
 from fedmrl.models import ModelSpec, OwnModel
 from fedmrl.models.split import check_split
@@ -83,14 +84,22 @@ class ClientConfig(Table):
         "of classes, returns an nn.Module; or a model of fedmrl by name, or its widths as in a recipe"
     )
     data: str = Field(
-        description="an .npz with x and y, and optionally x_test and y_test; or package.module:function or file.py:function, "
-        "which returns x and y, and optionally x_test and y_test"
+        description="an .npz with x and y, and optionally x_test and y_test; a .csv, .tsv or .parquet with columns of numbers; "
+        "a folder of images; or package.module:function or file.py:function, which returns x and y, and optionally x_test and "
+        "y_test, or other data that fedmrl.run takes. Rows of whole numbers of 32 or 64 bits are tokens"
     )
     classes: Count | Annotated[list[str], Field(min_length=1)] = Field(
-        description="the classes' names or their number, equal for all clients; y counts them from 0"
+        description="the classes' names or their number, equal for all clients; labels are names, or count them from 0"
+    )
+    label: str | None = Field(None, description="the column of the labels in a table; by default label or labels")
+    size: Annotated[list[Annotated[int, Field(ge=1, le=4096)]], Field(min_length=2, max_length=2)] | None = Field(
+        None, description="height and width to which images in a folder are scaled; by default they must be of one size"
     )
     last: str | None = Field(None, description="the name of the model's last linear layer; by default it is looked for")
-    label: str = Field("", description="what the server calls the model; by default its name in fedmrl, or 'own model'")
+    output: str | int | None = Field(
+        None, description="where the logits are, if the model returns a dict, a tuple or a list: a key or a place"
+    )
+    model_label: str = Field("", description="what the server calls the model; by default its name in fedmrl, or 'own model'")
     test_share: Annotated[float, Field(gt=0, lt=1)] = Field(
         0.2, description="share of the data used for testing, if there are no test samples; drawn by the recipe's seed"
     )
@@ -126,32 +135,39 @@ class Organisation:
     """What an organisation brings: its TOML, its samples and its model."""
 
     config: ClientConfig
-    samples: Samples
+    data: Dataset
     model: ModelSpec
 
+    def in_run(self, recipe: Recipe, client: int) -> tuple[Dataset, Member]:
+        """The data and the client that it is in a run of this recipe, where it has this number."""
+        data, member = self.member(recipe.seed, client)
+        if isinstance(recipe.data, AtClients) and recipe.data.vocabulary is not None:
+            data = replace(data, vocabulary=recipe.data.vocabulary)
+        return data, member
+
     def member(self, seed: int, client: int) -> tuple[Dataset, Member]:
-        """The data and the client that it is in a run, where it has this number."""
-        x, y, train = self.samples.x, self.samples.y, self.samples.official_train or 0
-        positions = np.arange(len(y))
-        if train < len(y):
+        """The data and the client that it is in a run of this seed, where it has this number."""
+        data, train = self.data, self.data.official_train
+        positions = np.arange(len(data.y))
+        if train < len(data.y):
             own = ClientSplit(positions[:train], positions[train:])
         else:
-            own = train_test(positions, y, self.config.test_share, seed, client)
+            own = train_test(positions, data.y, self.config.test_share, seed, client)
         if not len(own.train) or not len(own.test):
             raise UserError(f"data gives {len(own.train)} training and {len(own.test)} test samples; give at least one of each")
         given = self.config.standardise
-        mean, std = (given.mean, given.std) if given is not None else moments(x[own.train])
-        assert self.samples.classes is not None
-        data = Dataset("data", x, y, self.samples.classes, train, np.array(mean), np.array(std))
+        data = data.of_training(own.train, standardise=given is None)
+        if given is not None:
+            data = replace(data, mean=np.array(given.mean), std=np.array(given.std))
         return data, Member(own.train, own.test, self.model)
 
     def try_model(self) -> None:
         """Builds the model and runs it on a sample; raises `UserError` if either fails."""
-        assert self.samples.classes is not None
-        shape, classes = self.samples.x.shape[1:], len(self.samples.classes)
+        shape, classes = self.data.shape, len(self.data.classes)
         try:
             with host_seeded(0, "check"):
-                check_split(self.model.build(shape, classes), torch.zeros(2, *shape), classes)
+                made = for_data(self.model, self.data).build(shape, classes)
+                check_split(made, self.data.blank(2, torch.device("cpu"), torch.float32), classes)
         except UserError:
             raise
         except CODE_FAILS as error:
@@ -204,28 +220,45 @@ def load_organisation(path: Path) -> Organisation:
     config = read_config(path)
     import_all(config.imports)
     classes = config.classes if isinstance(config.classes, list) else [str(label) for label in range(config.classes)]
-    samples = replace(_samples(config, f"{path}: data"), classes=tuple(classes))
-    if samples.y.max() >= len(classes):
-        raise UserError(f"{path}: classes are {len(classes)}, and data has labels up to {samples.y.max()}; name them all")
-    given, channels = config.standardise, samples.x.shape[1]
+    data = _data(config, classes, f"{path}: data")
+    given, channels = config.standardise, data.x.shape[1]
+    if given is not None and data.vocabulary is not None:
+        raise UserError(f"{path}: standardise is given, and data has tokens, which are not standardised; leave it out")
     if given is not None and {len(given.mean), len(given.std)} != {channels}:
         raise UserError(f"{path}: standardise must have {channels} values each for mean and std, as the data has channels")
-    model = _model(config, samples.x.shape[1:], len(classes), f"{path}: model")
-    return Organisation(config, samples, model)
+    organisation = Organisation(config, data, _model(config, data.shape, len(classes), f"{path}: model"))
+    if isinstance(organisation.model, OwnModel):
+        try:
+            organisation.try_model()
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from error
+    return organisation
 
 
-def _samples(config: ClientConfig, where: str) -> Samples:
-    if config.data.endswith(".npz"):
-        return arrays_in(Path(config.data))
-    try:
-        found = load_function(config.data, where)()
-    except UserError:
-        raise
-    except CODE_FAILS as error:
-        raise UserError(f"{where}: {config.data} fails ({cause(error)}); fix it") from error
-    if not isinstance(found, tuple | list) or len(found) not in (2, 4):
-        raise UserError(f"{where}: {config.data} must return x and y, or x, y, x_test and y_test")
-    return joined(dict(zip(("x", "y", "x_test", "y_test"), found, strict=False)), where)
+def _data(config: ClientConfig, classes: list[str], where: str) -> Dataset:
+    """The organisation's samples, with all classes of the run."""
+    given: Any = Path(config.data)
+    if config.data.rpartition(":")[2].isidentifier() and ":" in config.data:
+        try:
+            given = load_function(config.data, where)()
+        except UserError:
+            raise
+        except CODE_FAILS as error:
+            raise UserError(f"{where}: {config.data} fails ({cause(error)}); fix it") from error
+        given = tuple(given) if isinstance(given, list) else given
+        if isinstance(given, np.ndarray | torch.Tensor) or (isinstance(given, tuple) and len(given) not in (2, 4)):
+            raise UserError(f"{where}: {config.data} must return x and y, or x, y, x_test and y_test")
+        name = where
+    else:
+        name = str(given)
+    size = (config.size[0], config.size[1]) if config.size else None
+    data = dataset_of(given, config.label, size, "data", [name], classes)
+    if words := [column.name for column in data.columns if column.words is not None]:
+        raise UserError(
+            f"{name}: column {words[0]!r} has words, which each client would number in its own way; give numbers on which all "
+            "clients agree"
+        )
+    return data
 
 
 def _model(config: ClientConfig, shape: tuple[int, ...], classes: int, where: str) -> ModelSpec:
@@ -248,27 +281,21 @@ def _model(config: ClientConfig, shape: tuple[int, ...], classes: int, where: st
         made: nn.Module = function(shape, classes) if needed else function()
         return made
 
-    return OwnModel(config.label or "own model", make, config.last or _last_linear(make, where))
-
-
-def _last_linear(make: Any, where: str) -> str:
-    """The name of the last linear layer of a model."""
-    try:
-        model = make()
-    except CODE_FAILS as error:
-        raise UserError(f"{where}: the function fails ({cause(error)}); fix it") from error
-    if not isinstance(model, nn.Module):
-        raise UserError(f"{where}: the function returns a {type(model).__name__}; it must return an nn.Module")
-    names: list[str] = [name for name, module in model.named_modules() if name and isinstance(module, nn.Linear)]
-    if not names:
-        raise UserError(f"{where}: the model has no linear layer, and its last one is the header; end it in an nn.Linear")
-    return names[-1]
+    return OwnModel(config.model_label or "own model", make, config.last, config.output)
 
 
 def template() -> str:
     """A commented TOML with every key and its default, to be filled in."""
     required = {"name": "our organisation", "model": "model.py:make", "data": "data.npz", "classes": 10}
-    optional = {"last": '"head"', "standardise": "{ mean = [33.3], std = [78.6] }", "socket_group": '"flower"', "threads": "1"}
+    optional = {
+        "label": '"diagnosis"',
+        "size": "[32, 32]",
+        "last": '"head"',
+        "output": '"logits"',
+        "standardise": "{ mean = [33.3], std = [78.6] }",
+        "socket_group": '"flower"',
+        "threads": "1",
+    }
     lines = ["# What this organisation brings to a federation, and the bounds of what it takes part in.", ""]
     for table, fields in (("", ClientConfig.model_fields), ("bounds", Bounds.model_fields)):
         lines += [f"[{table}]", ""] if table else []

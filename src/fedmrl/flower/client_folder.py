@@ -21,7 +21,7 @@ from fedmrl.files import write_whole
 from fedmrl.flower import programs
 from fedmrl.flower.agent import Agent
 from fedmrl.flower.certificates import check_address, check_authority, make_node_key
-from fedmrl.flower.checks import Messages, Refused, approved_recipe
+from fedmrl.flower.checks import Messages, Refused, approved_recipe, check_data
 from fedmrl.flower.client_config import ClientConfig, load_organisation, read_config, template
 from fedmrl.flower.listener import check_socket
 from fedmrl.flower.server_folder import for_clients, run_recipe
@@ -136,16 +136,15 @@ class ClientFolder:
         check_socket(organisation.config)
         organisation.member(0, 0)  # has training and test samples
         organisation.try_model()
-        x, y = organisation.samples.x, organisation.samples.y
-        lines = [
-            f"{self.config_file} is in order: {len(y)} samples of shape {list(x.shape[1:])}, model {organisation.model.label}"
-        ]
+        samples, label = organisation.data, organisation.model.label
+        lines = [f"{self.config_file} is in order: {len(samples.y)} samples of shape {list(samples.shape)}, model {label}"]
         if recipe is None:
             return Checked([*lines, "No step was trained; give --recipe to train one and to see what would leave"], [])
         recipe = for_clients(run_recipe(recipe, recipe.clients))
         try:
             approved = approved_recipe(recipe.to_toml(), organisation.config.bounds)
-            data, member = organisation.member(approved.seed, 0)
+            check_data(approved, organisation)
+            data, member = organisation.in_run(approved, 0)
             setting = prepare_alone(approved, pick_device(organisation.config.device), 0, member, data)
             messages = Messages(setting.terms, organisation.config.bounds)
         except Refused as refused:

@@ -28,7 +28,7 @@ def deal(recipe: Recipe, folder: Path) -> list[Path]:
         )
     data = sources.load(recipe.data)
     # The simulation standardises all clients' samples by the same numbers, which here are common knowledge.
-    standardise = {"mean": data.mean.tolist(), "std": data.std.tolist()}
+    standardise = {"mean": data.mean.tolist(), "std": data.std.tolist()} if data.vocabulary is None else None
     leaves = _leaving(recipe, data)
     splits = partition(recipe.partition, data, recipe.clients, recipe.seed)
     models = recipe.models.of_clients(recipe.clients)
@@ -46,7 +46,7 @@ def deal(recipe: Recipe, folder: Path) -> list[Path]:
             "model": ModelsTable(local=[model]).model_dump(mode="json")["local"][0],
             "data": "data.npz",
             "classes": list(data.classes),
-            "standardise": standardise,
+            **({} if standardise is None else {"standardise": standardise}),
             "bounds": {"methods": [recipe.method.name], "leaves": leaves, "class_counts": True, **_limits(recipe)},
         }
         write_whole(path / CONFIG, f"# A client for trials, dealt from {data.name}.\n\n{tomli_w.dumps(config)}")
@@ -56,7 +56,7 @@ def deal(recipe: Recipe, folder: Path) -> list[Path]:
 
 def _leaving(recipe: Recipe, data: Dataset) -> list[str]:
     """How the names of tensors begin that a client of this method sends."""
-    form = terms_elsewhere(recipe, data.shape, data.classes).upload_form
+    form = terms_elsewhere(recipe, data.shape, data.classes, data.vocabulary).upload_form
     names = {name for group in form for choice in group for name in choice}
     return sorted({f"{name.partition('.')[0]}." if "." in name else name for name in names})
 

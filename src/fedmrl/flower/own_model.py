@@ -41,7 +41,7 @@ def trained_client(organisation: Organisation, run: str | None = None) -> tuple[
     except Refused as refused:
         raise UserError(f"the recipe of run {index.run} is not within this client's bounds any more: {refused}") from refused
     final = _final(states, recipe.method.hears_server)
-    data, member = organisation.member(recipe.seed, index.client)
+    data, member = organisation.in_run(recipe, index.client)
     setting = prepare_alone(recipe, torch.device("cpu"), index.client, member, data)
     nets = final_nets_of(setting, final)
     if not recipe.method.hears_server:

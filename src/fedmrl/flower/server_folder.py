@@ -102,7 +102,8 @@ def run_recipe(recipe: Recipe, clients: int) -> Recipe:
         raise UserError("no client is registered; register them by 'fedmrl server register'")
     if not isinstance(recipe.data, AtClients):
         data = sources.load(recipe.data)
-        recipe = recipe.model_copy(update={"data": AtClients(shape=list(data.shape), classes=list(data.classes))})
+        known = AtClients(shape=list(data.shape), classes=list(data.classes), vocabulary=data.vocabulary)
+        recipe = recipe.model_copy(update={"data": known})
     return recipe.model_copy(update={"clients": clients})
 
 

@@ -55,7 +55,7 @@ def serve(grid: Grid, server: ServerFolder, name: str, tell: Callable[[str], Non
             f"{name}: data must be {{name = 'at-clients', shape = […], classes = […]}}; 'federation run' writes it so"
         )
     check_rounds(recipe, config.min_clients)
-    terms = terms_elsewhere(recipe, data.shape, data.classes)
+    terms = terms_elsewhere(recipe, data.shape, data.classes, data.vocabulary)
     file = path / MEMBERS
     members = known_members(file) or Members(run=f"{name}-{secrets.token_hex(4)}")
     post = Post(grid, server.registered)
