@@ -11,6 +11,8 @@ from fedmrl.errors import UserError
 from fedmrl.schema import Part, first_problem
 
 ClassValue = bool | int | str
+_MEAN_OF_BYTES = 2.0
+"""A larger mean shows that images stored as floats have the range of bytes."""
 
 
 class Column(Part):
@@ -44,7 +46,7 @@ class Preparation(Part):
     label: str | None = None
     """The table's label column, which inputs may still have."""
     vocabulary: int | None = None
-    """One more than the largest token in the data."""
+    """One more than the largest token that may come: that of the data, or that of the models' embeddings if larger."""
     resize: bool = False
     """Whether images of other sizes are scaled to `shape`; otherwise they are refused."""
 
@@ -98,13 +100,14 @@ class Preparation(Part):
         if x.dtype.kind not in "biuf":
             raise UserError(f"the input must be numbers, but is {x.dtype}")
         if self.kind == "tokens":
-            if x.dtype.kind not in "iu" or (x.size and x.min() < 0):
-                raise UserError(f"the input must be tokens, whole numbers from 0 (it is {x.dtype})")
-            return np.ascontiguousarray(x, dtype=np.int64)
+            return _tokens(x, self.vocabulary)
         if self.dtype == "uint8" and x.dtype != np.uint8:
             if x.size and (x.min() < 0 or x.max() > 255 or (x != np.round(x)).any()):
                 raise UserError("the input must be whole numbers from 0 to 255, as this model was trained on bytes")
             return np.ascontiguousarray(x, dtype=np.uint8)
+        # Floats of images are mostly between 0 and 1; a larger mean shows that these floats are bytes, too.
+        if self.kind == "images" and self.dtype == "float32" and x.dtype == np.uint8 and max(self.mean) <= _MEAN_OF_BYTES:
+            raise UserError("the input is bytes, and this model was trained on floats; give floats in the units of training")
         with np.errstate(over="ignore"):
             stored = np.ascontiguousarray(x, dtype=self.dtype)
         if stored.dtype.kind == "f" and not np.isfinite(stored).all():
@@ -145,6 +148,14 @@ class Preparation(Part):
         kind = "numbers" if len(shape) == 1 else "images"
         found = {"mean": moments.get("mean"), "std": moments.get("std"), "classes": class_values(names)}
         return cls.from_plain({"kind": kind, "shape": shape, "dtype": "float32", **found})
+
+
+def _tokens(x: NDArray[Any], vocabulary: int | None) -> NDArray[np.int64]:
+    if x.dtype.kind not in "iu" or (x.size and x.min() < 0):
+        raise UserError(f"the input must be tokens, whole numbers from 0 (it is {x.dtype})")
+    if vocabulary is not None and x.size and x.max() >= vocabulary:
+        raise UserError(f"the input has the token {x.max()}; this model knows those from 0 to {vocabulary - 1}")
+    return np.ascontiguousarray(x, dtype=np.int64)
 
 
 def class_values(names: Iterable[str]) -> list[ClassValue]:
