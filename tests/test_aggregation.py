@@ -96,7 +96,7 @@ def test_krum_refuses_too_few_clients_a_round():
 
 
 def test_krums_old_key_is_refused_with_its_new_name():
-    with pytest.raises(UserError, match="the key liars is now called byzantine"):
+    with pytest.raises(UserError, match=r"there is no key aggregation.liars; it is now called aggregation.byzantine"):
         tiny_recipe("fedmrl", aggregation__rule="krum", aggregation__liars=1)
 
 

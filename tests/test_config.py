@@ -2,6 +2,7 @@ import pytest
 from tiny import tiny_recipe
 
 from fedmrl.config import Recipe, known_keys, known_recipes, load_named, load_recipe, parse_recipe
+from fedmrl.config.problems import RENAMED
 from fedmrl.errors import UserError
 from fedmrl.methods import METHODS
 from fedmrl.models import CNN, MLP
@@ -226,3 +227,17 @@ def test_files_lie_beside_the_recipe_that_names_them(tmp_path):
 def test_a_recipe_that_extends_nothing_is_a_sentence(tmp_path, text, says):
     with pytest.raises(UserError, match=says):
         load_recipe(write(tmp_path / "own.toml", text))
+
+
+@pytest.mark.parametrize("old", RENAMED)
+def test_a_key_of_an_older_version_is_refused_with_its_name_today(tmp_path, old):
+    table, _, name = old.rpartition(".")
+    own = write(tmp_path / "own.toml", f'extends = "quickstart"\n[{table}]\n{CLASSES[old]}\n{name} = 1')
+    with pytest.raises(UserError, match=rf"there is no key {old}; it is now called {RENAMED[old]}$"):
+        load_recipe(own)
+    renamed = RENAMED[old].rpartition(".")[2]
+    assert load_recipe(write(own, own.read_text().replace(f"{name} =", f"{renamed} ="))), "the new name is a key"
+
+
+CLASSES = {"aggregation.liars": 'rule = "krum"'}
+"""What the table of each renamed key has to name."""

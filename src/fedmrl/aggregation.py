@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from fedmrl.errors import CODE_FAILS, UserCodeError, UserError, cause
@@ -88,13 +88,6 @@ class Krum(Aggregation):
 
     byzantine: Annotated[int, Field(ge=0)] = Field(1, description="number of Byzantine clients to tolerate in a round")
     keep: Annotated[int, Field(ge=1)] = Field(1, description="number of clients to average; above 1: Multi-Krum")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_old_name(cls, plain: Any) -> Any:
-        if isinstance(plain, dict) and "liars" in plain:
-            raise ValueError("the key liars is now called byzantine; write aggregation.byzantine")
-        return plain
 
     def check(self, clients: int) -> None:
         """Raises `UserError` below 2 · byzantine + 3 clients, for which Krum has no guarantee."""

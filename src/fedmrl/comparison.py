@@ -20,10 +20,9 @@ from fedmrl.federation.launch import (
     OnNotice,
     OwnModels,
     check_callbacks,
-    check_clients,
     check_flags,
     check_seeds,
-    given_dataset,
+    given_for,
     run_seeds,
     with_data,
     with_keys,
@@ -224,10 +223,9 @@ def compare(
     if title is not None and not is_line(title):
         raise UserError(f"title is {title!r:.80}; it must be a line of text")
     changes, models, small = with_keys(settings, keys, models, small)
+    own = given_for(changes, data, label)
     name, recipes = _recipes(recipe, methods, changes)
     check_seeds([next(iter(recipes.values())).seed] if seeds is None else seeds)
-    own = given_dataset(data, label)
-    check_clients(changes, own)
     seeds = list(seeds) if seeds is not None else [next(iter(recipes.values())).seed]
     folder = None if out is None else output_path(out, "out")
     if resume and folder is None:

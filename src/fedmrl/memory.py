@@ -5,6 +5,8 @@ from pathlib import Path
 
 import torch
 
+from fedmrl.errors import UserError
+
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -16,6 +18,12 @@ def free_bytes(device: torch.device) -> float:
         # Memory that torch has reserved but not allocated is free, too.
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return min(_available(), _left_in_container())
+
+
+def check_room(what: str, needed: float) -> None:
+    """Raises `UserError` if reading `what` needs more than the free memory, as the system would kill the process."""
+    if needed > (free := free_bytes(torch.device("cpu"))):
+        raise UserError(f"{what} needs {format_bytes(needed)} of memory, and {format_bytes(free)} are free; give fewer samples")
 
 
 def _available() -> int:

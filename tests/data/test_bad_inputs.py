@@ -17,7 +17,8 @@ from torch.utils.data import Dataset as TorchDataset
 
 import fedmrl
 from fedmrl import OwnModel, UserError
-from fedmrl.data import dataset_of
+from fedmrl.data import Files, dataset_of
+from fedmrl.data.sources import load
 
 X, Y = np.arange(24, dtype=np.float32).reshape(8, 3), np.arange(8) % 2
 GOOD = (X, Y)
@@ -166,12 +167,15 @@ FILES = {
     "an .npz of objects": (lambda p: np.savez(p / "a.npz", x=X, y=np.array([object()] * 8)) or p / "a.npz", "plain arrays"),
     "an empty .csv": (lambda p: write(p / "a.csv", ""), "has no rows; it needs a header"),
     "only a header": (lambda p: write(p / "a.csv", "a,label\n"), "has no rows; it needs a header"),
-    "ragged rows": (lambda p: write(p / "a.csv", "a,label\n1,0\n1,2,3\n"), "row 3 has 3 values, and the header 2"),
+    "ragged rows": (lambda p: write(p / "a.csv", "a,label\n1,0\n1,2,3\n"), "line 3 has 3 values, and the header 2"),
     "bytes as .csv": (lambda p: write(p / "a.csv", b"a,label\n\xff\xfe,1\n"), "is not text in UTF-8"),
     "two equal columns": (lambda p: write(p / "a.csv", "a,a\n1,2\n"), "has two columns 'a'"),
     "a nameless column": (lambda p: write(p / "a.csv", "a,\n1,2\n"), "has a column without a name"),
     "an open quote": (lambda p: write(p / "a.csv", 'a,label\n"1,0\n'), "is not a CSV file"),
-    "a null byte": (lambda p: write(p / "a.csv", "a,label\n\0,1\n2,0\n3,1\n"), "is not a CSV file|client|column"),
+    "a null byte": (
+        lambda p: write(p / "a.csv", "a,label\n\0,1\n2,0\n3,1\n"),
+        r"a.csv: line 2 has a null byte; save the file as CSV in UTF-8$",
+    ),
     "no label column": (lambda p: write(p / "a.csv", "a,b\n1,0\n2,1\n"), "name the column of the labels as label"),
     "text as .parquet": (lambda p: write(p / "a.parquet", "hello"), "cannot be read as a Parquet file"),
     "an empty folder": (lambda p: folder(p / "i"), "has no folders with PNG or JPEG images"),
@@ -229,11 +233,71 @@ def test_a_label_for_data_without_columns_is_refused(tmp_path):
 
 
 def test_a_bomb_of_zeros_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedmrl.data.sources.free_bytes", lambda device: 1000)
+    monkeypatch.setattr("fedmrl.memory.free_bytes", lambda device: 900)
     with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("x.npy", bytes(100_000))
-    with pytest.raises(UserError, match=r"unpacks to 97.7 KiB, and 1000 B of memory are free|unpacks to"):
+    with pytest.raises(UserError) as refusal:
         dataset_of(tmp_path / "a.npz")
+    says = "needs 97.7 KiB of memory, and 900 bytes are free; give fewer samples"
+    assert str(refusal.value) == f"{tmp_path / 'a.npz'} {says}"
+
+
+@pytest.mark.parametrize("kind", ["a.csv", "a.parquet", "images"])
+def test_files_larger_than_the_free_memory_are_refused(tmp_path, monkeypatch, kind):
+    path = tmp_path / kind
+    frame = pd.DataFrame({"a": np.arange(1000), "label": np.arange(1000) % 2})
+    if kind == "images":
+        folder(path, cat=[(90, 90)], dog=[(90, 90)])
+    else:
+        frame.to_csv(path, index=False) if kind == "a.csv" else frame.to_parquet(path)
+    assert len(dataset_of(path).y) > 1
+    monkeypatch.setattr("fedmrl.memory.free_bytes", lambda device: 40_000)
+    with pytest.raises(UserError, match=r"needs .* KiB of memory, and 39.1 KiB are free; give fewer samples"):
+        dataset_of(path)
+
+
+def test_words_saved_from_a_data_frame_as_labels_are_refused_with_what_to_do(tmp_path):
+    np.savez(tmp_path / "a.npz", x=X, y=np.array(["a", "b"] * 4, dtype=object))
+    with pytest.raises(UserError, match=r"; save words as text, with y.astype\(str\)$"):
+        dataset_of(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "npz"])
+def test_a_size_for_what_is_no_image_folder_is_refused(tmp_path, suffix):
+    path = tmp_path / f"a.{suffix}"
+    np.savez(path, x=X, y=Y) if suffix == "npz" else path.write_text("a,label\n1,0\n2,1\n")
+    with pytest.raises(UserError, match=rf"size is for image folders, and .*a.{suffix} is none; leave size out"):
+        load(Files(files=[str(path)], size=[32, 32]))
+    refused(tmp_path, "size is for image folders", data=path, models=[net()], settings={"data.size": [32, 32]})
+    refused(tmp_path, "data.size is for image folders", data=GOOD, models=[net()], settings={"data.size": [32, 32]})
+
+
+LARGE = 10**400
+
+
+@pytest.mark.parametrize(
+    "given", [{"a": [LARGE, 1, 2, 3], "label": [0, 1, 0, 1]}, {"a": [LARGE, 1, None, 3], "label": [0, 1, 0, 1]}]
+)
+def test_a_whole_number_of_hundreds_of_digits_is_a_sentence(tmp_path, given):
+    with pytest.raises(UserError, match="column 'a' has values that are infinite or too large; leave them out"):
+        dataset_of(given)
+    rows = "".join(f"{'' if a is None else a},{label}\n" for a, label in zip(given["a"], given["label"], strict=True))
+    with pytest.raises(UserError, match="column 'a' has values that are infinite or too large; leave them out"):
+        dataset_of(write(tmp_path / "a.csv", f"a,label\n{rows}"))
+    with pytest.raises(UserError, match="labels must be classes"):
+        dataset_of((X[:3], [LARGE, 1, 0.5]))
+
+
+@pytest.mark.parametrize("kind", ["frame", "mapping", "csv", "parquet", "x"])
+def test_a_columns_name_of_two_lines_is_refused_since_it_would_get_into_recipes(tmp_path, kind):
+    frame = pd.DataFrame({"a\nimports = 3 #": [1.0, None, 3.0, 4.0], "label": [0, 1, 0, 1]})
+    forms = {"frame": lambda: frame, "mapping": lambda: dict(frame), "x": lambda: (frame.iloc[:, :1], frame["label"])}
+    if kind == "csv":
+        frame.to_csv(tmp_path / "a.csv", index=False)
+    if kind == "parquet":
+        frame.to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=r"has a column 'a\\nimports = 3 #'; its name must be a line of text"):
+        dataset_of(forms[kind]() if kind in forms else tmp_path / f"a.{kind}")
 
 
 SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.binary(max_size=3))

@@ -12,8 +12,11 @@ from typer.testing import CliRunner
 import fedmrl
 from fedmrl import UserError
 from fedmrl.cli import app
+from fedmrl.config import load_recipe
+from fedmrl.config.starter import starter
 from fedmrl.data import Files
 from fedmrl.data.sources import load
+from fedmrl.federation.folder import inputs
 
 RNG = np.random.default_rng(0)
 LOCAL = "models.local=[{hidden=[6]}]"
@@ -156,8 +159,12 @@ def test_grey_images_have_one_channel_and_jpegs_are_read(tmp_path):
 def test_images_of_other_sizes_are_scaled_if_asked_and_else_refused(tmp_path):
     path = write_images(tmp_path / "i")
     Image.fromarray(np.zeros((9, 9, 3), np.uint8)).save(path / "dog" / "99.png")
-    with pytest.raises(UserError, match=r"99.png has 9×9 pixels, and 00.png 20×18; set data.size"):
+    with pytest.raises(
+        UserError, match=r"99.png has 9×9 pixels, and 00.png 20×18; set data.size = .height, width. to scale all"
+    ):
         load(Files(files=[str(path)]))
+    with pytest.raises(UserError, match=r"'fedmrl init': --size 32x32"):
+        called("init", path, "--out", tmp_path / "i.toml")
     data = load(Files(files=[str(path)], size=[16, 24]))
     assert data.x.shape == (41, 3, 16, 24) and data.preparation.resize
     assert data.preparation.features(path / "dog" / "99.png").shape == (1, 3, 16, 24)
@@ -168,6 +175,54 @@ def test_an_image_folder_may_have_a_test_set(tmp_path):
     write_images(tmp_path / "i" / "test")
     data = load(Files(files=[str(tmp_path / "i")]))
     assert data.official_train == 40 and len(data.y) == 80
+
+
+@pytest.mark.parametrize("name", ["validation", "valid", "val"])
+def test_a_test_set_of_an_image_folder_is_called_as_one_of_a_mapping(tmp_path, name):
+    write_images(tmp_path / "i" / "train")
+    write_images(tmp_path / "i" / name)
+    data = load(Files(files=[str(tmp_path / "i")], size=[8, 8]))
+    assert data.official_train == 40 and len(data.y) == 80 and data.own_test and data.preparation.resize
+    write_images(tmp_path / "i" / "test")
+    (line,) = load(Files(files=[str(tmp_path / "i")])).notices
+    assert line.endswith(f"[{name!r}] is not used, as 'test' is the test set")
+
+
+def test_a_run_is_resumed_when_files_that_are_not_read_have_changed(tmp_path):
+    path = write_images(tmp_path / "i" / "train").parent
+    write_images(path / "test")
+    before = inputs(load_recipe("quickstart", {"data.name": "files", "data.files": [str(path)]}))
+    for name in ("notes.txt", "train/cat/notes.txt", ".cache/a.png", "train/.cache/a.png", "train/cat/._00.png"):
+        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).write_text("no image")
+    assert inputs(load_recipe("quickstart", {"data.name": "files", "data.files": [str(path)]})) == before
+    assert len(load(Files(files=[str(path)])).y) == 80
+    Image.fromarray(np.zeros((20, 18, 3), np.uint8)).save(path / "test" / "cat" / "00.png")
+    assert inputs(load_recipe("quickstart", {"data.name": "files", "data.files": [str(path)]})) != before
+
+
+def test_a_run_from_python_may_scale_images(tmp_path):
+    path = write_images(tmp_path / "i")
+    Image.fromarray(np.zeros((9, 9, 3), np.uint8)).save(path / "dog" / "99.png")
+    given = {"rounds": 1, "clients": 2, "partition.kind": "iid", "models.local": [{"hidden": [4]}], "participation": 1.0}
+    run = fedmrl.run(
+        "quickstart", data=path, method="standalone", settings={**given, "data.size": [6, 8]}, out=tmp_path / "run"
+    )
+    assert run.preparation.shape == [3, 6, 8] and tomllib.loads((tmp_path / "run" / "config.toml").read_text())["data"][
+        "size"
+    ] == [6, 8]
+    with pytest.raises(UserError, match=r"settings: data.size\[0\] is 0; it must be at least 1"):
+        fedmrl.run("quickstart", data=path, settings={"data.size": [0, 8]})
+
+
+def test_a_notice_stays_within_the_comments_of_a_recipe(tmp_path):
+    (folder := tmp_path / "a\nrounds = 3 #" / "i").mkdir(parents=True)
+    for name in ("train", "test", "val"):
+        write_images(folder / name)
+    data = load(Files(files=[str(folder)]))
+    assert "\n" in data.notices[0]
+    recipe = tomllib.loads(starter(data, [folder], folder))
+    assert recipe["rounds"] == 20
 
 
 def test_init_caps_classes_per_client_and_clients(tmp_path, monkeypatch):

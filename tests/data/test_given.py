@@ -1,6 +1,8 @@
 """Data as people have it: each form gives the same samples, classes and preparation."""
 
+import gc
 import json
+import weakref
 
 import numpy as np
 import pandas as pd
@@ -12,8 +14,10 @@ from torch.utils.data import TensorDataset
 
 import fedmrl
 from fedmrl import UserError
-from fedmrl.data import dataset_of
+from fedmrl.data import Files, dataset_of
 from fedmrl.data.partition import PartitionTable, partition
+from fedmrl.data.sources import load
+from fedmrl.federation import launch
 
 X = np.arange(24, dtype=np.float32).reshape(8, 3)
 WORDS = np.array(["cat", "dog"] * 4)
@@ -136,7 +140,7 @@ def test_whole_numbers_of_64_bits_are_tokens_and_others_are_numbers():
     tokens = np.array([[1, 5, 0], [2, 2, 2], [4, 0, 1], [1, 1, 1]])
     data = dataset_of((tokens, [0, 1, 0, 1]))
     assert data.vocabulary == 6 and data.x.dtype == np.int64 and data.preparation.kind == "tokens"
-    assert data.preparation.features(torch.tensor([[9, 9, 9]])).dtype == np.int64
+    assert data.preparation.features(torch.tensor([[5, 5, 5]])).dtype == np.int64
     assert dataset_of((tokens.astype(np.float64), [0, 1, 0, 1])).vocabulary is None
     assert dataset_of((tokens.astype(np.int16), [0, 1, 0, 1])).x.dtype == np.float32
     lists = {"input_ids": tokens.tolist(), "label": [0, 1, 0, 1]}
@@ -176,6 +180,106 @@ def test_a_test_set_that_is_given_is_the_clients_test_set(tmp_path, form):
     clients = json.loads((tmp_path / "run" / "split.json").read_text())["clients"]
     assert sorted(row for own in clients for row in own["test"]) == [8, 9, 10, 11]
     assert sorted(row for own in clients for row in own["train"]) == [*range(8)]
+
+
+def test_the_test_samples_of_a_file_that_a_recipe_names_are_never_trained_on(tmp_path):
+    np.savez(tmp_path / "a.npz", x=X, y=WORDS, x_test=X[:4], y_test=WORDS[:4])
+    data = load(Files(files=[str(tmp_path / "a.npz")]))
+    splits = partition(PartitionTable(kind="iid"), data, 2, seed=0)
+    assert sorted(row for own in splits for row in own.train) == [*range(8)]
+    assert sorted(row for own in splits for row in own.test) == [8, 9, 10, 11]
+
+
+def test_a_split_file_decides_even_over_test_samples_that_were_given(tmp_path):
+    (tmp_path / "split.json").write_text(json.dumps([{"train": [0, 9], "test": [8, 1]}]))
+    data = dataset_of((X, WORDS, X[:4], WORDS[:4]))
+    (own,) = partition(PartitionTable(kind="given", file=str(tmp_path / "split.json")), data, 1, seed=0)
+    assert (own.train.tolist(), own.test.tolist()) == ([0, 9], [1, 8])
+
+
+SHORT = {"method": "standalone", "rounds": 1, "clients": 2, "participation": 1.0, "partition": {"kind": "iid"}}
+SHORT |= {"models": {"local": [{"hidden": [4]}]}}
+
+
+@pytest.mark.parametrize("call", [fedmrl.run, lambda *a, **k: fedmrl.compare(*a, ["standalone"], **without("method", k))])
+def test_a_mean_for_other_features_than_the_datas_is_refused(call):
+    says = r"data.mean has 3 values; data has 5 features, so give 5"
+    with pytest.raises(UserError, match=says):
+        call("quickstart", data=(np.zeros((8, 5)), WORDS), settings={"data.mean": [1, 1, 1]}, **SHORT)
+
+
+def without(key, given):
+    return {name: value for name, value in given.items() if name != key}
+
+
+def test_a_mean_that_is_given_standardises_data_from_python_and_holds_when_it_is_run_again(tmp_path):
+    said, settings = [], {"data.mean": [5.0, 6.0, 7.0], "data.std": [2.0, 2.0, 2.0]}
+    given = dataset_of((X, WORDS))
+    first = fedmrl.run("quickstart", data=given, settings=settings, out=tmp_path / "run", on_notice=said.append, **SHORT)
+    assert (first.preparation.mean, first.preparation.std) == ([5, 6, 7], [2, 2, 2])
+    assert said[0] == "the data is standardised by data.mean and data.std of the recipe"
+    assert first.states_sha256 != fedmrl.run("quickstart", data=given, **SHORT).states_sha256
+    assert fedmrl.run(tmp_path / "run", data=(X, WORDS)).states_sha256 == first.states_sha256
+    both = fedmrl.compare("quickstart", ["standalone"], data=given, settings=settings, **without("method", SHORT))
+    assert both["standalone"][0].states_sha256 == first.states_sha256
+
+
+def test_a_mean_that_is_given_stays_when_missing_numbers_are_filled():
+    frame = FRAME.copy()
+    frame.loc[0, "a"] = None
+    run = fedmrl.run("quickstart", data=frame, label="kind", settings={"data.mean": [5.0, 6.0, 7.0]}, **SHORT)
+    assert run.preparation.mean == [5, 6, 7]
+
+
+def test_a_token_beyond_the_vocabulary_is_a_sentence():
+    tokens = np.array([[1, 5, 0], [2, 2, 2], [4, 0, 1], [1, 1, 1]])
+    with pytest.raises(UserError, match="the input has the token 6; this model knows those from 0 to 5"):
+        dataset_of((tokens, [0, 1, 0, 1])).preparation.features([[6, 0, 0]])
+
+
+@pytest.mark.parametrize(("sizes", "known"), [((8, 30), 8), ((9, 9), 9)])
+def test_the_tokens_that_a_trained_model_takes_are_those_of_all_embeddings(sizes, known):
+    tokens = np.tile([[1, 5, 0], [2, 2, 2], [4, 0, 1], [1, 1, 1]], (4, 1))
+    local, small = ({"name": "text", "vocabulary": size, "embedding": 4, "hidden": [4]} for size in sizes)
+    short = SHORT | {"method": fedmrl.FedMRL(d1=4), "models": {"local": [local], "small": small}}
+    client = fedmrl.run("quickstart", data=(tokens, [0, 1, 0, 1] * 4), **short).client(0)
+    assert len(client.predict([[known - 1, 0, 0]])) == 1
+    with pytest.raises(UserError, match=f"the input has the token {known}; this model knows those from 0 to {known - 1}"):
+        client.predict([[known, 0, 0]])
+
+
+def test_bytes_for_a_model_trained_on_floats_between_0_and_1_are_refused():
+    floats = np.random.default_rng(0).random((4, 3, 5, 6)).astype(np.float32)
+    prepared = dataset_of((floats, [0, 1, 0, 1])).preparation
+    with pytest.raises(UserError, match="the input is bytes, and this model was trained on floats; give floats in the units"):
+        prepared.features((floats * 255).astype(np.uint8))
+    whole = np.round(floats * 255).astype(np.float32)
+    assert np.array_equal(dataset_of((whole, [0, 1, 0, 1])).preparation.features(whole.astype(np.uint8)), whole)
+
+
+def test_seeds_with_numbers_of_their_own_run_one_after_another_which_is_told_and_holds_one_copy_at_a_time(monkeypatch):
+    frame = pd.DataFrame({"a": np.arange(40.0), "b": np.arange(40.0) % 7, "y": np.arange(40) % 2})
+    frame.loc[::5, "a"] = None
+    prepare, copies, rounds, alive, said = launch.prepare, [], [], [], []
+
+    def noted(*args, **keys):
+        setting = prepare(*args, **keys)
+        copies.append(weakref.ref(setting.data))
+        return setting
+
+    def on_round(record):
+        gc.collect()
+        rounds.append(record.round)
+        alive.append(sum(copy() is not None for copy in copies[-1:]) + sum(copy() is not None for copy in copies[1:3]))
+
+    monkeypatch.setattr(launch, "prepare", noted)
+    fedmrl.run_seeds(
+        "quickstart", [0, 1, 2], data=frame, label="y", on_round=on_round, on_notice=said.append, **SHORT | {"rounds": 2}
+    )
+    assert rounds == [1, 2] * 3
+    line = "the seeds run one after another, as the samples have missing numbers filled by each one's own training samples"
+    assert said.count(line) == 1
+    assert set(alive) == {1}, "the copies that were made for checking are gone"
 
 
 def test_a_list_sets_the_number_of_clients_and_takes_the_partitions_place(tmp_path):

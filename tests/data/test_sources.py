@@ -16,8 +16,8 @@ from fedmrl.errors import UserError
 def test_an_archive_that_unpacks_to_more_than_there_is_memory_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "bomb.npz"
     np.savez_compressed(path, x=np.zeros((1000, 1000), np.uint8), y=np.zeros(1000, np.int64))
-    monkeypatch.setattr("fedmrl.data.sources.free_bytes", lambda device: 500_000)
-    with pytest.raises(UserError, match=r"bomb.npz unpacks to .*, and 488.3 KiB of memory are free; give fewer samples"):
+    monkeypatch.setattr("fedmrl.memory.free_bytes", lambda device: 500_000)
+    with pytest.raises(UserError, match=r"bomb.npz needs 984.6 KiB of memory, and 488.3 KiB are free; give fewer samples"):
         load(Arrays(file=str(path)))
 
 

@@ -76,6 +76,35 @@ def test_csv_files_have_numbers_words_and_gaps(tmp_path):
     assert columns["age"].tolist() == ["1,5", None]
 
 
+@pytest.mark.parametrize("name", ["none", "NA", "?"])
+def test_a_class_of_words_may_be_called_like_a_missing_value(tmp_path, name):
+    path = tmp_path / "a.csv"
+    path.write_text(f"a,b,state\n1,NA,{name}\n2,3,ill\n3,?,{name}\n4,4,ill\n")
+    data = dataset_of(path, "state")
+    assert sorted(data.classes) == sorted([name, "ill"]) and data.missing[:, 1].tolist() == [True, False, True, False]
+
+
+@pytest.mark.parametrize("labels", [["0", "NA", "1"], ["ill", "", "well"]])
+def test_a_label_is_missing_if_its_cell_is_empty_or_says_so_among_numbers(tmp_path, labels):
+    path = tmp_path / "a.csv"
+    path.write_text("a,label\n" + "".join(f"{row},{label}\n" for row, label in enumerate(labels)))
+    with pytest.raises(UserError, match="the label of sample 1 is missing; leave it out"):
+        dataset_of(path)
+
+
+def test_codes_with_underscores_are_words_in_a_csv_file(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("code,b\n1_0,1\n2_0,2\n")
+    assert read_csv(path)["code"].tolist() == ["1_0", "2_0"]
+
+
+def test_a_ragged_row_is_named_by_its_line_in_the_file(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text('a,b\n\n"x\ny",1\n\n1,2,3\n')
+    with pytest.raises(UserError, match=r"line 6 has 3 values, and the header 2"):
+        read_csv(path)
+
+
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "parquet"])
 def test_a_file_is_the_frame_that_was_written(tmp_path, suffix):
     path = tmp_path / f"t.{suffix}"

@@ -406,7 +406,7 @@ def cannot_be_made():
         (NotOne, r"model \(odd\) cannot be trained on a single sample.*choose another \(RuntimeError: one is too few\)$"),
         (Picky, r"client \d, in round 1: odd fails as it trains: RuntimeError: more than two; fix the model$"),
         (cannot_be_made, r"model 'odd' cannot be made \(RuntimeError: no such weights\)$"),
-        (lambda: 3, "model 'odd': make returns a int; it must return an nn.Module"),
+        (lambda: 3, "model 'odd': make returns an int; it must return an nn.Module"),
     ],
     ids=["compiled", "not-one", "picky", "unmade", "no-module"],
 )

@@ -4,6 +4,7 @@ import io
 import os
 import signal
 import sys
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -15,12 +16,20 @@ from fedmrl.errors import DivergedError, UserError, cause
 from fedmrl.version import __version__
 
 
+def _interrupt(before: Any, number: int, frame: Any) -> None:
+    """Raises KeyboardInterrupt; while torch loads, whose C++ code an exception would abort, does as `before`."""
+    loading = getattr(getattr(sys.modules.get("torch"), "__spec__", None), "_initializing", False)
+    if loading and callable(before):
+        before(number, frame)
+    raise KeyboardInterrupt
+
+
 class _Program(PlainGroup):
     def invoke(self, ctx: Any) -> Any:
         """Runs a command; if it is interrupted, ends with a sentence instead of a traceback."""
         for stop in (signal.SIGINT, signal.SIGTERM):  # both signals let a run save its last round
-            if signal.getsignal(stop) is not signal.SIG_IGN:
-                signal.signal(stop, signal.default_int_handler)
+            if (before := signal.getsignal(stop)) is not signal.SIG_IGN:
+                signal.signal(stop, partial(_interrupt, before))
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:

@@ -206,7 +206,7 @@ def federation_run(
 def federation_recipe(
     recipe: RecipeName, folder: Server = Path("server"), settings: SettingsOption = None, imports: Imports = None
 ) -> None:
-    """Print a recipe as the registered clients would get it, and its SHA-256.
+    """Print a recipe as clients get it, with its SHA-256.
 
     A client runs only this recipe if its bounds.recipe_sha256 has that SHA-256.
     """

@@ -13,6 +13,9 @@ from fedmrl.models import CNN
 from fedmrl.plugins import NAMED, named_by
 from fedmrl.table import Table
 
+RENAMED = {"aggregation.liars": "aggregation.byzantine"}
+"""Keys of older versions, each with its name today."""
+
 
 def known_keys(kinds: Mapping[str, type[Table]]) -> dict[str, Any]:
     """Every key that a recipe may have, by its path, with its field; `kinds` has the classes of its `NAMED` tables."""
@@ -110,6 +113,8 @@ def _where(loc: Sequence[int | str], plain: Any) -> tuple[str, Any]:
 
 
 def _nearest(key: str, kinds: Mapping[str, type[Table]]) -> str:
+    if key in RENAMED:
+        return f"; it is now called {RENAMED[key]}"
     known = known_keys(kinds)
     table, _, last = key.rpartition(".")
     if re.fullmatch(r"models\.(small|local\[\d+\])", table):

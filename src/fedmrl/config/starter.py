@@ -33,7 +33,7 @@ def starter(
     lines = [
         f"# {len(data.y):,} samples ({kind}, {shape}) in {len(data.classes)} classes, of {counts.min():,} to {counts.max():,} "
         f"samples: {_few(data.classes)}",
-        *(f"# {line}" for line in data.notices),
+        *(f"# {_escaped(line)}" for line in data.notices),
         "",
         "rounds = 20",
         f"clients = {clients}",
@@ -113,6 +113,11 @@ def _relative(file: Path, folder: Path) -> str:
         return os.path.relpath(file.absolute(), folder.absolute())
     except ValueError:  # on another drive
         return str(file.absolute())
+
+
+def _escaped(line: str) -> str:
+    """Text that stays within a TOML comment; file names may have line breaks."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in line)
 
 
 def _few(names: Sequence[str]) -> str:

@@ -25,7 +25,7 @@ def read_file(path: Path, label: str | None, size: Size | None) -> Part:
     if path.suffix == ".npz":
         return of_arrays(plain_arrays(path), str(path))
     if path.suffix in _TABLES:
-        return Part(of_columns(_table(path), label, str(path)))
+        return Part(of_columns(_table(path, label), label, str(path)))
     raise UserError(f"{path} is no kind of file that is known; give .npz, .csv, .parquet or a folder of images")
 
 
@@ -40,7 +40,7 @@ def read_inputs(path: Path, label: str | None, size: Size | None) -> NDArray[Any
             raise UserError(f"{path} has no array 'x' (it has {', '.join(arrays) or 'none'}); save it with x=…")
         return stacked(arrays["x"], f"{path}: x")
     if path.suffix in _TABLES:
-        columns = {name: values for name, values in _table(path).items() if name != label}
+        columns = {name: values for name, values in _table(path, label).items() if name != label}
         return of_inputs(columns, str(path))
     raise UserError(f"{path} is no kind of file that is known; give .npz, .csv, .parquet, an image or a folder of images")
 
@@ -55,8 +55,8 @@ def _there(path: Path) -> Path:
     return found
 
 
-def _table(path: Path) -> Columns:
-    return read_parquet(path) if path.suffix == ".parquet" else read_csv(path)
+def _table(path: Path, label: str | None) -> Columns:
+    return read_parquet(path) if path.suffix == ".parquet" else read_csv(path, label)
 
 
 class Files(DataSource):

@@ -39,12 +39,13 @@ def dataset_of(
     found = [parts(one, place, label, size) for one, place in zip(listed, names, strict=True)]
     if label is not None and not any(part.train.label for part in found):
         raise UserError(f"label is {label!r:.40}, and {names[0]} has no columns; leave label out")
-    return _joined(found, list(names), several, size is not None, name, classes)
+    unscaled = [place for part, place in zip(found, names, strict=True) if not part.train.scaled]
+    if size is not None and unscaled:
+        raise UserError(f"size is for image folders, and {unscaled[0]} is none; leave size out")
+    return _joined(found, list(names), several, name, classes)
 
 
-def _joined(
-    found: Sequence[Part], names: Sequence[str], several: bool, resized: bool, name: str, named: Sequence[str] | None
-) -> Dataset:
+def _joined(found: Sequence[Part], names: Sequence[str], several: bool, name: str, named: Sequence[str] | None) -> Dataset:
     """All parts as one dataset, training samples first."""
     trains = list(zip([part.train for part in found], names, strict=True))
     tests = [(part.test, f"{place} (test)") for part, place in zip(found, names, strict=True) if part.test is not None]
@@ -58,12 +59,12 @@ def _joined(
     tokens = x.dtype == np.int64
     mean, std = (np.zeros(x.shape[1]), np.ones(x.shape[1])) if tokens else map(np.array, moments(x))
     names_of = tuple(map(str, classes))
-    values = None if list(names_of) == classes else tuple(classes)
+    values = tuple(classes)
     said = (*(line for raw in raws for line in raw.notices), *notices)
     data = Dataset(
         name, x, np.concatenate(y), names_of, int(ends[len(trains) - 1]), np.asarray(mean), np.asarray(std), values=values,
         columns=tuple(columns), label=next((raw.label for raw in raws if raw.label), None),
-        vocabulary=int(x.max()) + 1 if tokens else None, resize=resized, missing=missing,
+        vocabulary=int(x.max()) + 1 if tokens else None, resize=raws[0].scaled, missing=missing,
         owners=tuple(owners) if several else None, own_test=bool(tests) and not several, notices=tuple(dict.fromkeys(said)),
     )  # fmt: skip
     return data.of_training(np.concatenate(positions[: len(trains)]), standardise=False)

@@ -35,7 +35,8 @@ class PartitionTable(Table):
     tries: Annotated[int, Field(ge=1)] = Field(100, description="dirichlet: number of draws before giving up")
     file: str | None = Field(None, description="given: a JSON of each client's sample numbers, or a run's split.json")
     test: Literal["split", "official"] = Field(
-        "split", description="split: divide each client's data; official: distribute the official test set alike"
+        "split",
+        description="split: divide each client's data; official: distribute the test samples that came with the data alike",
     )
     test_share: Annotated[float, Field(gt=0, lt=1)] = Field(0.2, description="split: share of a client's data used for testing")
     set_aside: Annotated[int, Field(ge=0)] = Field(
@@ -69,8 +70,9 @@ def partition(table: PartitionTable, data: Dataset, clients: int, seed: int) -> 
         return _own(table, data, clients, seed)
     if table.kind == "given":
         return _given(table, data, clients, seed)
-    pool = data.official_train if table.test == "official" else len(data.y)
-    if table.test == "official" and pool == len(data.y):
+    official = table.test == "official" or data.own_test
+    pool = data.official_train if official else len(data.y)
+    if official and pool == len(data.y):
         raise UserError(f"partition.test is 'official', and {data.name} has no official test set; use 'split'")
     kept = _kept(table, data, pool, seed)
     if clients > len(kept):
@@ -78,7 +80,7 @@ def partition(table: PartitionTable, data: Dataset, clients: int, seed: int) -> 
         raise UserError(f"clients is {clients}, more than the {len(kept)} samples of {data.name}{left}; choose fewer")
     shares = _SHARES[table.kind](table, data, data.y[kept], clients, seed)
     dealt = [kept[own] for own in deal(data.y[kept], shares, generator(seed, "deal"))]
-    if table.test == "official":
+    if official:
         tests = deal(data.y[pool:], shares, generator(seed, "deal-test"))
         splits = [ClientSplit(train, test + pool) for train, test in zip(dealt, tests, strict=True)]
     else:

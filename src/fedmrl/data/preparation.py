@@ -11,6 +11,8 @@ from fedmrl.errors import UserError
 from fedmrl.schema import Part, first_problem
 
 ClassValue = bool | int | str
+_MEAN_OF_BYTES = 2.0
+"""A larger mean shows that images stored as floats have the range of bytes."""
 
 
 class Column(Part):
@@ -44,14 +46,9 @@ class Preparation(Part):
     label: str | None = None
     """The table's label column, which inputs may still have."""
     vocabulary: int | None = None
-    """One more than the largest token in the data."""
+    """One more than the largest token that may come: that of the data, or that of the models' embeddings if larger."""
     resize: bool = False
     """Whether images of other sizes are scaled to `shape`; otherwise they are refused."""
-
-    @property
-    def names(self) -> list[str]:
-        """The classes' names as text."""
-        return [str(value) for value in self.classes]
 
     def features(self, raw: Any) -> NDArray[Any]:
         """The samples in `raw` as stored arrays, before standardisation; raises `UserError` if they do not fit.
@@ -98,13 +95,14 @@ class Preparation(Part):
         if x.dtype.kind not in "biuf":
             raise UserError(f"the input must be numbers, but is {x.dtype}")
         if self.kind == "tokens":
-            if x.dtype.kind not in "iu" or (x.size and x.min() < 0):
-                raise UserError(f"the input must be tokens, whole numbers from 0 (it is {x.dtype})")
-            return np.ascontiguousarray(x, dtype=np.int64)
+            return _tokens(x, self.vocabulary)
         if self.dtype == "uint8" and x.dtype != np.uint8:
             if x.size and (x.min() < 0 or x.max() > 255 or (x != np.round(x)).any()):
                 raise UserError("the input must be whole numbers from 0 to 255, as this model was trained on bytes")
             return np.ascontiguousarray(x, dtype=np.uint8)
+        # Floats of images are mostly between 0 and 1; a larger mean shows that these floats are bytes, too.
+        if self.kind == "images" and self.dtype == "float32" and x.dtype == np.uint8 and max(self.mean) <= _MEAN_OF_BYTES:
+            raise UserError("the input is bytes, and this model was trained on floats; give floats in the units of training")
         with np.errstate(over="ignore"):
             stored = np.ascontiguousarray(x, dtype=self.dtype)
         if stored.dtype.kind == "f" and not np.isfinite(stored).all():
@@ -132,19 +130,13 @@ class Preparation(Part):
         except ValidationError as error:
             raise UserError(f"{where} is damaged ({first_problem(error)}); run it again") from error
 
-    @classmethod
-    def of_summary(cls, plain: Mapping[str, Any], shape: Iterable[int]) -> Self:
-        """The preparation in a run's `summary.json`. Older runs have none: then their `class_names` and `standardised_by` say
-        enough, with the shape of a sample, which their models' weights must tell.
-        """
-        if "preparation" in plain:
-            return cls.from_plain(plain["preparation"])
-        moments, names, shape = plain.get("standardised_by"), plain.get("class_names"), list(shape)
-        if not isinstance(moments, Mapping) or not isinstance(names, list):
-            raise UserError("this run was made by a version that did not record how its data was prepared; run it again")
-        kind = "numbers" if len(shape) == 1 else "images"
-        found = {"mean": moments.get("mean"), "std": moments.get("std"), "classes": class_values(names)}
-        return cls.from_plain({"kind": kind, "shape": shape, "dtype": "float32", **found})
+
+def _tokens(x: NDArray[Any], vocabulary: int | None) -> NDArray[np.int64]:
+    if x.dtype.kind not in "iu" or (x.size and x.min() < 0):
+        raise UserError(f"the input must be tokens, whole numbers from 0 (it is {x.dtype})")
+    if vocabulary is not None and x.size and x.max() >= vocabulary:
+        raise UserError(f"the input has the token {x.max()}; this model knows those from 0 to {vocabulary - 1}")
+    return np.ascontiguousarray(x, dtype=np.int64)
 
 
 def class_values(names: Iterable[str]) -> list[ClassValue]:

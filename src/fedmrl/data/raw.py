@@ -1,7 +1,7 @@
 """A user's input as plain arrays: tuples, torch Datasets, DataFrames, mappings of columns, files, and fedmrl's own datasets."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from torch.utils.data import Dataset as TorchDataset
 from fedmrl.data.preparation import few
 from fedmrl.data.sources import Dataset
 from fedmrl.errors import CODE_FAILS, UserError, cause
+from fedmrl.guard import is_line
 
 Columns = dict[str, NDArray[Any]]
 """A table's columns by name, each with one value for each sample."""
@@ -23,7 +24,8 @@ Size = tuple[int, int]
 
 _LABELS = ("label", "labels")
 """The columns that hold the labels, if the user names none."""
-_TESTS = ("test", "validation", "valid", "val")
+TESTS = ("test", "validation", "valid", "val")
+"""What a test set may be called beside `train`, the first choice first."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Raw:
     classes: tuple[Any, ...] | None = None
     """All classes in order, if the data names them; some may have no samples."""
     notices: tuple[str, ...] = ()
+    scaled: bool = False
+    """Whether these are images that were scaled to the size asked for."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class Part:
 def parts(given: Any, where: str, label: str | None = None, size: Size | None = None) -> Part:
     """Reads data with labels, in any form; `where` names it in errors."""
     if isinstance(given, Mapping) and "train" in given:
-        return _train_and_test(given, where, label, size)
+        return train_and_test(given, where, label, size)
     if isinstance(given, str | Path):
         from fedmrl.data.files import read_file
 
@@ -100,9 +104,10 @@ def inputs(given: Any, where: str, label: str | None = None, size: Size | None =
     return stacked(given, where)
 
 
-def _train_and_test(given: Mapping[str, Any], where: str, label: str | None, size: Size | None) -> Part:
-    tests = [name for name in _TESTS if name in given]
-    if unknown := [name for name in given if name != "train" and name not in _TESTS]:
+def train_and_test(given: Mapping[str, Any], where: str, label: str | None, size: Size | None) -> Part:
+    """Reads what is given as `train` and under one of the names of a test set."""
+    tests = [name for name in TESTS if name in given]
+    if unknown := [name for name in given if name != "train" and name not in TESTS]:
         raise UserError(f"{where} has {unknown[0]!r} beside 'train'; it may have 'train' and 'test'")
     found = [parts(given[name], f"{where}[{name!r}]", label, size) for name in ("train", *tests[:1])]
     if any(part.test is not None for part in found) and len(found) > 1:
@@ -140,6 +145,8 @@ def of_arrays(arrays: Mapping[str, Any], where: str) -> Part:
     for suffix in ("", "_test") if "x_test" in arrays else ("",):
         x, name = arrays[f"x{suffix}"], f"{where}: x{suffix}"
         columns = _columns(x, name)
+        if columns is not None:
+            _check_names(columns, name)
         values = of_inputs(columns, name) if columns is not None else stacked(x, name)
         found.append(_pair(values, stacked(arrays[f"y{suffix}"], f"{where}: y{suffix}"), where, suffix))
     return Part(found[0], found[1] if len(found) > 1 else None)
@@ -193,14 +200,26 @@ def of_columns(columns: Columns, label: str | None, where: str) -> Raw:
     """Inputs and labels of a table, whose label column is `label`, or else called so."""
     if label is not None and not isinstance(label, str):
         raise UserError(f"label is {label!r:.80}; it must name the column of the labels")
-    names = [label] if label is not None else [name for name in _LABELS if name in columns]
-    if not names or names[0] not in columns:
+    name = label_in(columns, label)
+    if name not in columns:
         asked = "name the column of the labels as label" if label is None else f"there is no column {label!r} for the labels"
         raise UserError(f"{where}: {asked}; its columns are {few(columns)}")
     if len(columns) < 2:
         raise UserError(f"{where} has no column beside the labels; there is nothing to learn from")
+    _check_names(columns, where)
     _same_lengths(columns, where)
-    return _pair(_only_inputs(columns, names[0], where), columns[names[0]], where, label=names[0])
+    return _pair(_only_inputs(columns, name, where), columns[name], where, label=name)
+
+
+def label_in(names: Iterable[str], label: str | None) -> str | None:
+    """The column of the labels: the one that the user names, or else one that is called so."""
+    return label if label is not None else next((name for name in _LABELS if name in names), None)
+
+
+def _check_names(columns: Columns, where: str) -> None:
+    # Names go into notices, and from there into recipes that 'fedmrl init' writes.
+    if wrong := [name for name in columns if not is_line(name)]:
+        raise UserError(f"{where} has a column {wrong[0]!r:.40}; its name must be a line of text")
 
 
 def _only_inputs(columns: Columns, label: str | None, where: str) -> NDArray[Any] | Columns:
@@ -388,7 +407,7 @@ def _label_values(y: NDArray[Any], where: str) -> list[Any]:
             f"{where}: the labels have {len({*found})} different values; classes must be fewer than {_MOST_CLASSES}"
         )
     if {type(value) for value in found} == {int, float}:
-        return _label_values(np.array(found, dtype=np.float64), where)
+        return _label_values(np.array([as_float(value) for value in found]), where)
     if len({type(value) for value in found}) > 1:
         raise UserError(f"{where}: the labels are of several types; give only words, or only whole numbers")
     return found
@@ -404,6 +423,14 @@ def _label(value: Any, number: int, where: str) -> Any:
     if isinstance(value, bool | int | str | float):
         return value
     raise UserError(f"{where}: the label of sample {number} is {_described(value)}; it must be a word or a whole number")
+
+
+def as_float(value: Any) -> float:
+    """A number as a float; infinity if it is too large for one."""
+    try:
+        return float(value)
+    except (OverflowError, ValueError):  # a whole number of hundreds of digits, or a Decimal that signals
+        return math.inf
 
 
 def missing(value: Any) -> bool:

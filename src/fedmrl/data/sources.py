@@ -17,7 +17,7 @@ from fedmrl.data.preparation import ClassValue, Column, Preparation, class_value
 from fedmrl.errors import CODE_FAILS, UserError, cause
 from fedmrl.files import user_path
 from fedmrl.guard import guard, is_line, line
-from fedmrl.memory import format_bytes, free_bytes
+from fedmrl.memory import check_room
 from fedmrl.registry import Registry
 from fedmrl.table import IS_PATH, Named
 
@@ -214,17 +214,27 @@ class Dataset:
 
 def load(source: DataSource) -> Dataset:
     """Loads the dataset that a recipe's `[data]` table names."""
-    data, where = source.dataset(), f"data.name = {source.name}"
+    data = with_moments(source.dataset(), source)
+    object.__setattr__(data, "source", source)
+    return data
+
+
+def with_moments(data: Dataset, source: DataSource) -> Dataset:
+    """The data with the mean and standard deviation that the recipe's `[data]` table gives, if it gives any."""
+    where = f"data.name = {source.name}"
     given = {name: values for name in ("mean", "std") if (values := getattr(source, name)) is not None}
     for name, values in given.items():
         if data.vocabulary is not None:
             raise UserError(f"data.{name} is given, and {where} has tokens, which are not standardised; leave it out")
         if len(values) != data.x.shape[1]:
             channels, what = data.x.shape[1], "channels" if data.x.ndim > 2 else "features"
-            raise UserError(f"data.{name} has {len(values)} values; {source.name} has {channels} {what}, so give {channels}")
-    data = replace(data, mean=np.array(source.mean or data.mean), std=np.array(source.std or data.std)) if given else data
-    object.__setattr__(data, "source", source)
-    return data
+            raise UserError(f"data.{name} has {len(values)} values; {data.name} has {channels} {what}, so give {channels}")
+    mean, std = (np.array(given.get(name, getattr(data, name))) for name in ("mean", "std"))
+    if np.array_equal(mean, data.mean) and np.array_equal(std, data.std):
+        return data
+    made = replace(data, mean=mean, std=std)
+    object.__setattr__(made, "source", source)
+    return made
 
 
 def _checked(samples: Samples, where: str) -> Samples:
@@ -363,20 +373,19 @@ def joined(arrays: Mapping[str, NDArray[Any]], where: str) -> Samples:
 
 
 def plain_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays in an .npz file, without those that would need pickle."""
+    """The arrays in an .npz file; raises `UserError` if one would need pickle."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             needed = sum(member.file_size for member in archive.zip.infolist())
-            if needed > (free := free_bytes(torch.device("cpu"))):
-                room = f"{format_bytes(free)} of memory are free"
-                raise UserError(f"{path} unpacks to {format_bytes(needed)}, and {room}; give fewer samples")
+            check_room(str(path), needed)
             arrays = {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; data.file must name an .npz file with arrays x and y") from None
     except UserError:
         raise
     except Exception as error:  # zip, zlib, NumPy and memory all raise different errors
-        raise UserError(f"{path} cannot be read as an .npz file of plain arrays ({cause(error)})") from error
+        advice = "; save words as text, with y.astype(str)" if "Object arrays" in str(error) else ""
+        raise UserError(f"{path} cannot be read as an .npz file of plain arrays ({cause(error)}){advice}") from error
     return {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
 
 

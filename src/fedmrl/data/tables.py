@@ -3,6 +3,7 @@
 import csv
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmrl.data.preparation import Column
-from fedmrl.data.raw import Columns, missing
+from fedmrl.data.raw import Columns, as_float, label_in, missing
 from fedmrl.errors import CODE_FAILS, UserError, cause
+from fedmrl.memory import check_room
 
 _MOST_WORDS = 20
 """A column with more different words than this is refused, as one-hot would make a number for each."""
 _ABSENT = {"", "na", "n/a", "nan", "null", "none", "?"}
 """What stands in a CSV file for a value that is missing, in small letters."""
+
+
+_BYTES_PER_CHARACTER, _BYTES_PER_VALUE = 10, 48
+"""The memory that reading takes for each character of a CSV file, and for each value of a Parquet file: Python's objects."""
 
 
 def in_order(found: Any, columns: Sequence[Column], where: str) -> Columns:
@@ -100,7 +106,7 @@ def _numbers(values: NDArray[Any], where: str) -> tuple[NDArray[np.float64], NDA
         raise UserError(f"{where} has several numbers for each sample; give one")
     if words := _words(values, where):
         raise UserError(f"{where} has words such as {min(words)!r:.40}, and must have numbers")
-    plain = [math.nan if missing(value) else float(value) for value in values.tolist()]
+    plain = [math.nan if missing(value) else as_float(value) for value in values.tolist()]
     found = np.array(plain, dtype=np.float64)
     if np.isinf(found).any() or (np.abs(found[~np.isnan(found)]) > np.finfo(np.float32).max).any():
         raise UserError(f"{where} has values that are infinite or too large; leave them out")
@@ -144,49 +150,67 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
-def read_csv(path: Path) -> Columns:
-    """The columns of a CSV file with a header; columns whose values are all numbers are numbers."""
+def read_csv(path: Path, label: str | None = None) -> Columns:
+    """The columns of a CSV file with a header; columns whose values are all numbers are numbers.
+
+    `label` is the column of the labels, if it is not called so.
+    """
+    check_room(str(path), _BYTES_PER_CHARACTER * path.stat().st_size)
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             start = file.readline()
             file.seek(0)
             delimiter = max(",;\t", key=start.count)
-            rows = list(csv.reader(file, delimiter=delimiter, strict=True))
+            reader = csv.reader(file, delimiter=delimiter, strict=True)
+            numbered = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not text in UTF-8; save it as CSV in UTF-8") from error
     except csv.Error as error:
         raise UserError(f"{path} is not a CSV file ({error})") from error
-    rows = [row for row in rows if row]
-    if len(rows) < 2:
+    if len(numbered) < 2:
         raise UserError(f"{path} has no rows; it needs a header and a row for each sample")
-    names, *rows = [[cell.strip() for cell in row] for row in rows]
-    for number, row in enumerate(rows, start=2):
+    (_, names), *rows = numbered
+    for number, row in rows:
         if len(row) != len(names):
-            raise UserError(f"{path}: row {number} has {len(row)} values, and the header {len(names)}; each needs as many")
+            raise UserError(f"{path}: line {number} has {len(row)} values, and the header {len(names)}; each needs as many")
+        if any("\0" in cell for cell in row):
+            raise UserError(f"{path}: line {number} has a null byte; save the file as CSV in UTF-8")
     if len(set(names)) < len(names) or "" in names:
         wrong = next(name for name in names if not name or names.count(name) > 1)
         raise UserError(f"{path} has a column without a name; name it" if not wrong else f"{path} has two columns {wrong!r}")
-    return {name: _parsed(cells) for name, cells in zip(names, zip(*rows, strict=True), strict=True)}
+    of_labels = label_in(names, label)
+    columns = zip(names, zip(*(row for _, row in rows), strict=True), strict=True)
+    return {name: _parsed(cells, name == of_labels) for name, cells in columns}
 
 
-def _parsed(cells: Iterable[str]) -> NDArray[Any]:
+def _parsed(cells: Iterable[str], labels: bool) -> NDArray[Any]:
+    cells = list(cells)
     values: list[Any] = [None if cell.lower() in _ABSENT else cell for cell in cells]
     there = [value for value in values if value is not None]
-    for kind in (int, float):
-        try:
-            numbers = iter([kind(value) for value in there])
-        except ValueError:
-            continue
-        values = [None if value is None else next(numbers) for value in values]
-        break
-    if there and len(there) == len(values) and not isinstance(values[0], str):
+    numbers = _as_numbers(there)
+    if numbers is not None:
+        of_there = iter(numbers)
+        values = [None if value is None else next(of_there) for value in values]
+    if labels and (numbers is None or not there):  # a class of words may be called "none" or "?"
+        values = [cell or None for cell in cells]
+    if numbers and len(there) == len(values):
         try:
             return np.array(values, dtype=np.int64 if isinstance(values[0], int) else np.float64)
         except OverflowError:
-            return np.array(values, dtype=np.float64)
+            return np.array([as_float(value) for value in values])
     found = np.empty(len(values), dtype=object)
     found[:] = values
     return found
+
+
+def _as_numbers(cells: Sequence[str]) -> list[int] | list[float] | None:
+    """Cells as whole numbers or floats; None if some are words."""
+    if any("_" in cell for cell in cells):  # Python takes 1_0 for 10, and in a file it is a code
+        return None
+    for kind in (int, float):
+        with suppress(ValueError):
+            return [kind(cell) for cell in cells]
+    return None
 
 
 def read_parquet(path: Path) -> Columns:
@@ -198,8 +222,14 @@ def read_parquet(path: Path) -> Columns:
     from fedmrl.data.raw import stacked
 
     try:
+        about = parquet.read_metadata(path)
+        groups = [about.row_group(place) for place in range(about.num_row_groups)]
+        values = sum(group.column(place).num_values for group in groups for place in range(group.num_columns))
+        check_room(str(path), _BYTES_PER_VALUE * values)
         table = parquet.read_table(path)
         columns = {name: table.column(name).to_pylist() for name in table.column_names}
+    except UserError:
+        raise
     except CODE_FAILS as error:
         raise UserError(f"{path} cannot be read as a Parquet file ({cause(error)})") from error
     if not columns or not len(next(iter(columns.values()))):

@@ -57,12 +57,16 @@ class Predictor(nn.Module):
         return x.clamp(0, 255).to(self.dtype) if self.dtype == torch.uint8 else x.to(self.dtype)
 
     def _drop_unused(self, used: Container[str]) -> None:
-        """Removes what a prediction does not read: a file for others must not hold the client's private model for nothing."""
+        """Removes the parts, extractors and headers that a prediction does not read: a file must not hold them for nothing.
+
+        Layers within them stay, as a user's model may choose its layers by the data.
+        """
         whole, self.net = self.net, copy.deepcopy(self.net)
+        splits = {name for name, module in self.net.named_children() if isinstance(module, Split)}
         for name, module in list(self.net.named_modules()):
+            parent, _, child = name.rpartition(".")
             tensors = [own for own, _ in _tensors(module, name)]
-            if name and tensors and not any(own in used for own in tensors):
-                parent, _, child = name.rpartition(".")
+            if name and parent in {"", *splits} and tensors and not any(own in used for own in tensors):
                 setattr(self.net.get_submodule(parent), child, nn.Identity())
         for buffer in [name for name, _ in self.net.named_buffers(recurse=False) if name not in used]:
             delattr(self.net, buffer)

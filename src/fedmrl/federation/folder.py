@@ -16,6 +16,7 @@ import torch
 
 from fedmrl.config import Recipe, read_origins, settings_of
 from fedmrl.data import ClientSplit
+from fedmrl.data.images import files_read
 from fedmrl.data.partition import split_json
 from fedmrl.errors import UserError
 from fedmrl.federation.checkpoint import Checkpoint, Restore, SaveStates, Snapshot
@@ -306,11 +307,10 @@ def inputs(recipe: Recipe) -> dict[str, str]:
 
 
 def _sha256_of_folder(folder: Path) -> str:
-    """The SHA-256 of the files in a folder, with their names."""
+    """The SHA-256 of the images that are read in a folder, with their names."""
     digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and not path.name.startswith("."):
-            digest.update(f"{path.relative_to(folder)} {sha256_of(path)}\n".encode())
+    for path in files_read(folder):
+        digest.update(f"{path.relative_to(folder)} {sha256_of(path)}\n".encode())
     return digest.hexdigest()
 
 

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 
 from fedmrl.config import Recipe, Settings, load_named
+from fedmrl.config.problems import recipe_sentence
 from fedmrl.config.settings import pairs
 from fedmrl.data import Dataset, Files, dataset_of, sources
 from fedmrl.data.partition import PartitionTable
@@ -75,8 +77,7 @@ def run(
         output_path(out, "out")
     outs = None if out is None else [out]
     changes, models, small = with_keys(settings, keys, models, small)
-    data = given_dataset(data, label)
-    check_clients(changes, data)
+    data = given_for(changes, data, label)
     recipe = load_named(recipe, changes, method, on_notice=on_notice or (lambda line: None)).recipe
     done = run_seeds(
         recipe, [recipe.seed], outs=outs, resume=resume, device=device, engine=engine, store=store, models=models, small=small,
@@ -112,7 +113,9 @@ def run_seeds(
     Data, models and other keywords are as in `run`.
 
     A run that diverges is returned as a `DivergedRun`; the others continue. `on_round` is called with the mean over seeds.
-    Each seed's records have the times of all seeds together. Unless `keep`, clients' states are deleted at the end.
+    Each seed's records have the times of all seeds together. Tables with missing numbers and `data.standardise_from` give each
+    seed other numbers: such seeds run one after another, and `on_round` is called with the rounds of each. Unless `keep`,
+    clients' states are deleted at the end.
     """
     begun = time.monotonic()
     check_callbacks(on_round=on_round, on_notice=on_notice)
@@ -121,8 +124,7 @@ def run_seeds(
     check_seeds(seeds)
     check_engine(engine)
     check_store(store)
-    data = given_dataset(data, label)
-    check_clients(changes, data)
+    data = given_for(changes, data, label)
     recipe = load_named(recipe, changes, method).recipe
     on_notice = on_notice or (lambda _: None)
     paths = _paths(seeds, outs)
@@ -131,14 +133,17 @@ def run_seeds(
             refuse_used(path)
     if data is not None:
         recipe = with_data(recipe, data, on_notice)
+        data = sources.with_moments(data, recipe.data)
     recipe, models, small = with_models(recipe, models, small)
     place = _device_for(engine, device)
     seeded = [recipe.model_copy(update={"seed": int(seed)}) for seed in seeds]
     if data is None and (recipe.models.own is None or models is not None):
         data = sources.load(recipe.data)
-    prepared = [prepare(of_seed, place, models, data, small) for of_seed in seeded]
-    if len({id(setting.data) for setting in prepared}) > 1:  # engines train runs together only on the same numbers
+    prepared = _prepared(seeded, data, lambda of_seed: prepare(of_seed, place, models, data, small))
+    if prepared is None:
+        what = "are standardised" if recipe.data.standardise_from is not None else "have missing numbers filled"
         said: set[str] = set()
+        on_notice(f"the seeds run one after another, as the samples {what} by each one's own training samples")
 
         def once(line: str) -> None:
             if line not in said:
@@ -169,6 +174,16 @@ def run_seeds(
         return _run_all(seeded, prepared, schedules, folders, resume, clients_of, keep, on_round, on_notice, begun)
 
 
+def _prepared(seeded: Sequence[Recipe], data: Dataset | None, prepare_one: Callable[[Recipe], Setting]) -> list[Setting] | None:
+    """The checked setting of each seed; None if each has other numbers, as engines train runs together only on the same."""
+    first = prepare_one(seeded[0])
+    if len(seeded) == 1 or first.data is data:
+        return [first, *map(prepare_one, seeded[1:])]
+    for of_seed in seeded[1:]:  # checked before anything is written; the copies of the data are not kept
+        prepare_one(of_seed)
+    return None
+
+
 def _device_for(engine: EngineChoice, device: str) -> torch.device:
     """The device of that name; a Ray cluster trains on CPUs."""
     if engine != RAY:
@@ -190,18 +205,30 @@ def with_keys(settings: Settings, keys: Mapping[str, Any], models: Any, small: A
     return changes, None if tables else models, small
 
 
-def given_dataset(data: Any, label: str | None) -> Dataset | None:
-    """The user's data as a dataset."""
+def given_dataset(data: Any, label: str | None, size: Any = None) -> Dataset | None:
+    """The user's data as a dataset; `size` is what the settings have as `data.size`, for image folders."""
     if data is None:
         if label is not None:
             raise UserError("label is for data that is given, and there is none; give data, or leave label out")
         return None
     listed = data if isinstance(data, list) else [data]
     if listed and all(isinstance(one, str | Path) for one in listed):  # a recipe can name them, so that it can be run again
-        return sources.load(
-            Files(files=[str(user_path(output_path(one, "data"), "data").absolute()) for one in listed], label=label)
-        )
+        paths = [str(user_path(output_path(one, "data"), "data").absolute()) for one in listed]
+        plain = {"files": paths, "label": label, "size": size}
+        try:
+            return sources.load(Files.model_validate(plain))
+        except ValidationError as error:
+            raise UserError(recipe_sentence(error, plain, "settings", {"data": Files}, prefix="data.")) from error
+    if size is not None:
+        raise UserError("data.size is for image folders, and data is none; leave data.size out")
     return dataset_of(data, label)
+
+
+def given_for(changes: dict[str, Any], data: Any, label: str | None) -> Dataset | None:
+    """The user's data as a dataset that fits the changes to a recipe; takes `data.size` out of them, as it is for reading."""
+    found = given_dataset(data, label, None if data is None else changes.pop("data.size", None))
+    check_clients(changes, found)
+    return found
 
 
 def check_clients(changes: Mapping[str, Any], data: Dataset | None) -> None:
@@ -226,15 +253,18 @@ def with_models(recipe: Recipe, models: Any, small: Any) -> tuple[Recipe, Sequen
 
 def with_data(recipe: Recipe, data: Dataset, tell: OnNotice = lambda line: None) -> Recipe:
     """The recipe of a run on this dataset. One that was run on data from Python takes no other."""
-    source = source_of(data).model_copy(update={"standardise_from": recipe.data.standardise_from})
+    own, asked = source_of(data), recipe.data
+    given = {name: values for name in ("mean", "std") if (values := getattr(asked, name)) is not None}
+    if given and not isinstance(asked, Given) and any(getattr(own, name) != values for name, values in given.items()):
+        tell(f"the data is standardised by {' and '.join(f'data.{name}' for name in given)} of the recipe")
+    source = own.model_copy(update={"standardise_from": asked.standardise_from, **given})
     if isinstance(recipe.data, Given) and source != recipe.data:
         raise UserError(
             f"data is not what this recipe was run on ({recipe.data.called}, SHA-256 {recipe.data.sha256[:12]}…): it is "
             f"{source.title}; give the same, or begin with another recipe"
         )
     if data.owners is None:
-        test = {"test": "official"} if data.own_test and recipe.partition.kind != "given" else {}
-        return recipe.model_copy(update={"data": source, "partition": recipe.partition.model_copy(update=test)})
+        return recipe.model_copy(update={"data": source})
     clients = len(data.owners)
     changes: dict[str, Any] = {"data": source, "clients": clients}
     changes["partition"] = PartitionTable(kind="own", test_share=recipe.partition.test_share)

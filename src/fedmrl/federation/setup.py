@@ -49,7 +49,7 @@ def prepare(
             "fedmrl.run(recipe, small=…)"
         )
     recipe.to_toml()  # raises `UserError` if it cannot be written
-    data = data or sources.load(recipe.data)
+    data = sources.with_moments(data, recipe.data) if data else sources.load(recipe.data)
     _check_augmentation(recipe, data)
     splits = partition(recipe.partition, data, recipe.clients, recipe.seed)
     if data.missing is not None or recipe.data.standardise_from is not None:

@@ -5,7 +5,10 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from fedmrl.config import ModelsTable
+from fedmrl.data import Preparation
 from fedmrl.data.partition import split_json
 from fedmrl.engines import EngineChoice, Member, Setting, Trained, Turn, engine_for
 from fedmrl.errors import UserError
@@ -207,7 +210,7 @@ def facts_of(setting: Setting, store: str) -> dict[str, Any]:
     return {
         "store": store,
         "class_names": list(data.classes),
-        "preparation": data.preparation,
+        "preparation": _preparation(setting),
         "small_model": ModelsTable(small=small).resolved_small if isinstance(small, Model) else None,
         "split_sha256": split_digest(split, len(setting.members)),
     }
@@ -217,7 +220,18 @@ def final_nets_of(setting: Setting, states: FinalStates) -> FinalNets:
     """What builds the final nets of a setting's clients."""
     models = {client: member.model for client, member in setting.members.items()}
     held = {client: setting.held(client) for client in setting.members}
-    return FinalNets(setting.terms, models, held, setting.data.preparation, states)
+    return FinalNets(setting.terms, models, held, _preparation(setting), states)
+
+
+def _preparation(setting: Setting) -> Preparation:
+    """How a run's data was prepared; its vocabulary is that of all models, whose embeddings may be larger than needed."""
+    found = setting.data.preparation
+    if found.vocabulary is None:
+        return found
+    parts = [part for client in setting.models.values() for part in setting.fresh_net(client).children()]
+    embeddings = [[of for of in part.modules() if isinstance(of, nn.Embedding)] for part in parts]
+    known = min((max(of.num_embeddings for of in several) for several in embeddings if several), default=0)
+    return found.model_copy(update={"vocabulary": max(known, found.vocabulary)})
 
 
 def restore_states(setting: Setting, store: AnyStore, since: Since, files: Mapping[int, StateFile]) -> None:
