@@ -14,6 +14,7 @@ def bring(recipe, folder, names):
     paths = deal(recipe, folder)
     for path, name in zip(paths, names, strict=True):
         file = path / "client.toml"
-        plain = tomllib.loads(file.read_text()) | {"model": f"{kinds_of_model.__file__}:{name}", "model_label": name}
+        own = {"model": f"{kinds_of_model.__file__}:{name}", "model_label": name, "threads": 1}  # as the tests themselves
+        plain = tomllib.loads(file.read_text()) | own
         file.write_text(tomli_w.dumps(plain))
     return paths, [OwnModel(name, getattr(kinds_of_model, name)) for name in names]

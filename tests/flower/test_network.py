@@ -21,8 +21,16 @@ def recipe():
     return tiny_recipe("fedmrl", rounds=2, clients=3, participation=1.0, evaluation__every=1)
 
 
-@pytest.mark.parametrize("own", [None, ["ResNet8", "ViT", "Frozen"]], ids=["the recipe's models", "models of three kinds"])
+@pytest.mark.parametrize(
+    "own",
+    [
+        pytest.param(None, id="the recipe's models"),
+        pytest.param(["ResNet8", "ViT", "Frozen"], id="models of three kinds", marks=pytest.mark.federation),
+    ],
+)
 def test_a_federation_gives_the_reference_engines_numbers(tmp_path, recipe, own):
+    if own:  # a simulation that is given such models would choose another shared model than the server, who sees none
+        recipe = recipe.model_copy(update={"models": recipe.models.model_copy(update={"small": recipe.models.shared})})
     clients, models = bring(recipe, tmp_path / "clients", own) if own else (deal(recipe, tmp_path / "clients"), None)
     with LocalFederation(tmp_path / "f", clients, FAST) as local:
         local.start()

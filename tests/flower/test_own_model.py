@@ -21,7 +21,7 @@ def test_the_model_is_that_of_a_simulation(tmp_path, monkeypatch, method):
     for client in range(3):
         organisation = load_organisation(tmp_path / "clients" / f"client-{client}" / "client.toml")
         trained, line = trained_client(organisation)
-        expected, x = simulated.client(client), organisation.samples.x[:5]
+        expected, x = simulated.client(client), organisation.data.x[:5]
         for mode in trained.modes:
             assert np.array_equal(trained.scores(x, mode), expected.scores(x, mode)), mode
         says = "use nothing of the server's" if method == "standalone" else "that the server sent last"

@@ -237,28 +237,31 @@ def load_organisation(path: Path) -> Organisation:
 
 def _data(config: ClientConfig, classes: list[str], where: str) -> Dataset:
     """The organisation's samples, with all classes of the run."""
-    given: Any = Path(config.data)
-    if config.data.rpartition(":")[2].isidentifier() and ":" in config.data:
-        try:
-            given = load_function(config.data, where)()
-        except UserError:
-            raise
-        except CODE_FAILS as error:
-            raise UserError(f"{where}: {config.data} fails ({cause(error)}); fix it") from error
-        given = tuple(given) if isinstance(given, list) else given
-        if isinstance(given, np.ndarray | torch.Tensor) or (isinstance(given, tuple) and len(given) not in (2, 4)):
-            raise UserError(f"{where}: {config.data} must return x and y, or x, y, x_test and y_test")
-        name = where
-    else:
-        name = str(given)
+    _, colon, name = config.data.rpartition(":")
+    is_function = colon and name.isidentifier()
+    given, source = (_returned(config.data, where), where) if is_function else (Path(config.data), config.data)
     size = (config.size[0], config.size[1]) if config.size else None
-    data = dataset_of(given, config.label, size, "data", [name], classes)
+    data = dataset_of(given, config.label, size, "data", [source], classes)
     if words := [column.name for column in data.columns if column.words is not None]:
         raise UserError(
-            f"{name}: column {words[0]!r} has words, which each client would number in its own way; give numbers on which all "
-            "clients agree"
+            f"{source}: column {words[0]!r} has words, which each client would number in its own way; give numbers on which "
+            "all clients agree"
         )
     return data
+
+
+def _returned(name: str, where: str) -> Any:
+    """What the data's function returns, in a form that `dataset_of` takes as one client's."""
+    try:
+        found = load_function(name, where)()
+    except UserError:
+        raise
+    except CODE_FAILS as error:
+        raise UserError(f"{where}: {name} fails ({cause(error)}); fix it") from error
+    found = tuple(found) if isinstance(found, list) else found
+    if isinstance(found, np.ndarray | torch.Tensor) or (isinstance(found, tuple) and len(found) not in (2, 4)):
+        raise UserError(f"{where}: {name} must return x and y, or x, y, x_test and y_test")
+    return found
 
 
 def _model(config: ClientConfig, shape: tuple[int, ...], classes: int, where: str) -> ModelSpec:
