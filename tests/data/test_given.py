@@ -332,3 +332,8 @@ def test_standardisation_may_be_of_the_training_samples_only():
     assert both[0].preparation.mean != both[1].preparation.mean
     alone = fedmrl.run("quickstart", **given, seed=1)
     assert alone.states_sha256 == both[1].states_sha256
+
+
+def test_labels_that_are_words_of_digits_stay_words():
+    for labels in (["0", "1"] * 4, [0, 1] * 4):
+        assert dataset_of((X, np.array(labels))).preparation.classes == labels[:2]

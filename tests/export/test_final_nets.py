@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 from tiny import ALL_METHODS, data_file, tiny_recipe
 from torch import nn
 
@@ -172,3 +173,37 @@ def test_scores_are_probabilities_of_the_classes_as_they_came():
     assert scores.shape == (60, 2) and scores.sum(axis=1) == pytest.approx(np.ones(60))
     assert client.predict(x).tolist() == [client.classes[place] for place in scores.argmax(axis=1)]
     assert set(client.classes) == {"well", "ill"}
+
+
+class Routed(nn.Module):
+    """Sends each sample through one of its experts, most of which a small batch does not reach."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.last = nn.Linear(5, 8), nn.Linear(5, 2)
+        self.experts = nn.ModuleList(nn.Linear(5, 5) for _ in range(8))
+
+    def forward(self, x):
+        chosen, sent = self.gate(x).argmax(dim=1), torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            sent = torch.where((chosen == number)[:, None], expert(x) if (chosen == number).any() else sent, sent)
+        return self.last(sent)
+
+
+def test_a_model_that_chooses_its_layers_by_the_data_predicts_with_all_of_them():
+    rng = np.random.default_rng(0)
+    x, net = rng.normal(size=(64, 5)).astype(np.float32), Routed()
+    settings = {"rounds": 1, "clients": 2, "participation": 1.0, "partition.kind": "iid"}
+    training = {"lr": 1e-12, "momentum": 0.0}
+    result = fedmrl.run(
+        "quickstart",
+        data=(x, rng.integers(0, 2, 64)),
+        models=[net, net],
+        method="standalone",
+        settings=settings,
+        training=training,
+    )
+    moments = torch.from_numpy(x.mean(axis=0)), torch.from_numpy(x.std(axis=0))
+    with torch.no_grad():
+        expected = torch.softmax(net((torch.from_numpy(x) - moments[0]) / moments[1]), dim=1)
+    assert result.client(0).scores(x) == pytest.approx(expected.numpy(), abs=1e-4)
