@@ -23,6 +23,7 @@ from fedmrl.federation.launch import (
     check_flags,
     check_seeds,
     given_for,
+    log,
     run_seeds,
     with_data,
     with_keys,
@@ -242,9 +243,9 @@ def compare(
 
     def tell(line: str) -> None:
         """Passes on a notice, once for all methods."""
-        if on_notice and line not in notices:
+        if line not in notices:
             notices.add(line)
-            on_notice(line)
+            (on_notice or log)(line)
 
     if own is not None:
         recipes = {name: with_data(of_method, own, tell) for name, of_method in recipes.items()}

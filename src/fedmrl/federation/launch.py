@@ -1,5 +1,6 @@
 """Starting runs: all checks come before anything is written."""
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -78,7 +79,7 @@ def run(
     outs = None if out is None else [out]
     changes, models, small = with_keys(settings, keys, models, small)
     data = given_for(changes, data, label)
-    recipe = load_named(recipe, changes, method, on_notice=on_notice or (lambda line: None)).recipe
+    recipe = load_named(recipe, changes, method, on_notice=on_notice or log).recipe
     done = run_seeds(
         recipe, [recipe.seed], outs=outs, resume=resume, device=device, engine=engine, store=store, models=models, small=small,
         data=data, on_round=on_round, on_notice=on_notice,
@@ -126,7 +127,7 @@ def run_seeds(
     check_store(store)
     data = given_for(changes, data, label)
     recipe = load_named(recipe, changes, method).recipe
-    on_notice = on_notice or (lambda _: None)
+    on_notice = on_notice or log
     paths = _paths(seeds, outs)
     for path in paths:
         if path is not None and not resume:
@@ -284,6 +285,11 @@ def _needed_again(recipe: Recipe) -> Iterator[str]:
             name = of_model or named_by(getattr(recipe, table))
             what = "model" if of_model else table
             yield f"the {what} {name!r} was given from Python and is not registered: a rerun needs it again"
+
+
+def log(line: str) -> None:
+    """Passes a notice to the log `fedmrl`, which Python writes to stderr unless it is told otherwise."""
+    logging.getLogger("fedmrl").warning(line)
 
 
 def check_callbacks(**callbacks: Any) -> None:

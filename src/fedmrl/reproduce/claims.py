@@ -179,7 +179,7 @@ def _cheaper(what: str, others: Sequence[str], *, less: bool = True) -> Callable
                     ours, best, theirs = judged
                     place = f"{COSTS[what]} to {100 * target:g}{NO_BREAK}%, {dataset_title(dataset)}"
                     if ours is None and theirs is None:
-                        values.append((DASH, f"{place}; no method reaches it"))
+                        values.append((DASH, f"{place}; no method reaches it with every seed"))
                         continue
                     same = ours is not None and theirs is not None and count(ours) == count(theirs)
                     cheaper = ours is not None and (theirs is None or ours < theirs)

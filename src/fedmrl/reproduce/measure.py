@@ -90,6 +90,7 @@ def measure(
         outcomes = run_seeds(
             one.recipe, one.seeds, outs=runs, resume=resume, device=device, engine=engine,
             data=data or _data_of(one), keep=False, on_round=on_round,
+            on_notice=lambda _: None,
         )  # fmt: skip
     command = f"fedmrl reproduce {one.name} --seeds {','.join(map(str, one.seeds))}{scale.option}"
     cells = []
