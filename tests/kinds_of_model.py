@@ -72,7 +72,7 @@ CNN3 = CNNS["cnn-3"].model_copy(update={"conv1": 2, "conv2": 3, "fc1": 9, "fc2":
 
 
 def cnn3():
-    """The same network as a module."""
+    """A small CNN-3, as a module."""
     return CNN3.build((1, 16, 16), 4)
 
 

@@ -1,4 +1,4 @@
-"""A client's final net predicts as the run measured it, from memory and from a folder; what is not there is told."""
+"""A client's final net predicts as the run measured it, from memory and from a folder; what is missing is reported."""
 
 import json
 from collections.abc import Callable

@@ -288,7 +288,7 @@ def _needed_again(recipe: Recipe) -> Iterator[str]:
 
 
 def log(line: str) -> None:
-    """Passes a notice to the log `fedmrl`, which Python writes to stderr unless it is told otherwise."""
+    """Writes a notice to the logger `fedmrl`; unless logging is configured, it appears on stderr."""
     logging.getLogger("fedmrl").warning(line)
 
 

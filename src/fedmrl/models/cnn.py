@@ -68,7 +68,7 @@ class CNN(Model):
         return super().parameters(shape, classes)
 
     def with_dim(self, dim: int) -> "CNN":
-        """The same network with another representation dimension."""
+        """This network with a representation of another dimension."""
         return self.model_copy(update={"fc2": dim})
 
 

@@ -46,5 +46,5 @@ class MLP(Model):
         return sum((before + 1) * width for before, width in pairwise([math.prod(shape), *self.hidden, classes]))
 
     def with_dim(self, dim: int) -> "MLP":
-        """The same network with another representation dimension."""
+        """This network with a representation of another dimension."""
         return self.model_copy(update={"hidden": (*self.hidden[:-1], dim)})

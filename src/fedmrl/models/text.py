@@ -38,7 +38,7 @@ class Text(Model):
         return Split(nn.Sequential(layers), nn.Linear(self.hidden[-1], classes), self.hidden[-1])
 
     def with_dim(self, dim: int) -> "Text":
-        """The same network with another representation dimension."""
+        """This network with a representation of another dimension."""
         return self.model_copy(update={"hidden": (*self.hidden[:-1], dim)})
 
 
